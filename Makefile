@@ -110,8 +110,8 @@ norace   = grep -E '$(pure-pattern)|$(judge-pattern)'
 longest  = sed -E 's!.*$(long-pattern)! &!' | LC_ALL=C sort
 apart    = grep -E '$(apart-pattern)' | $(longest)
 together = grep -vE '$(pure-pattern)|$(judge-pattern)|$(apart-pattern)' | $(longest)
-# tested tests the packages that a filter leaves, if there are any.
-tested = @all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
+# tested tests the packages that a filter leaves, if there are any. No PKG at all is of a command that failed.
+tested = $(if $(strip $(PKG)),,$(error PKG names no package))@all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
 	[ -z "$$pkgs" ] || { inputs=$$($(GO) run ./tools/inputs) && echo "$(TESTER) $(2)" && \
 		env $$inputs $(TESTER) -timeout=$(TEST_TIMEOUT) $(2) $(if $(FRESH),-count=1) $(ARGS) $$pkgs; }
 

@@ -690,6 +690,17 @@ func TestDepsRuns(t *testing.T) {
 	}
 }
 
+// go list takes no package for that of the directory, and so would pass what a failed command left.
+func TestMakeTestWantsPackages(t *testing.T) {
+	text, err := exec.Command("make", "-n", "test", "PKG= ").CombinedOutput()
+	if err == nil || !strings.Contains(string(text), "PKG names no package") {
+		t.Errorf("make test without packages: %v\n%s", err, text)
+	}
+	if text, err := exec.Command("make", "-n", "test", "PKG=./pkg/smcr").CombinedOutput(); err != nil {
+		t.Errorf("make test with a package: %v\n%s", err, text)
+	}
+}
+
 // What verify.sh cannot look at is an error, and what it lacks the programs for is left out.
 func TestVerifyRuns(t *testing.T) {
 	bin := t.TempDir()

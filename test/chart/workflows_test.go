@@ -26,6 +26,7 @@ func TestWorkflows(t *testing.T) {
 	targets, script := regexp.MustCompile(`\bmake ([a-z0-9-]+)`), regexp.MustCompile(`(?m)^(tools/\S+|\.ci/\S+)`)
 	notAbsolute := regexp.MustCompile(`\bKUBE_SMCR_CACHE: +[^/\s].*`)
 	compiles := regexp.MustCompile(`(?m)^make (lint|vuln)`)
+	substitutes := regexp.MustCompile(`\bmake .*\$\(.*`)
 	pinned := regexp.MustCompile(`^[\w-]+/[\w/-]+@[0-9a-f]{40}$`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -57,6 +58,9 @@ func TestWorkflows(t *testing.T) {
 				runs = append(runs, step.Run)
 				if step.Uses != "" && !pinned.MatchString(step.Uses) {
 					t.Errorf("%s: %s is not named by its commit", file, step.Uses)
+				}
+				if m := substitutes.FindString(step.Run); m != "" {
+					t.Errorf("%s: %s: the error of $() in an argument does not end the step; give it to a variable first", file, m)
 				}
 				for _, m := range targets.FindAllStringSubmatch(step.Run, -1) {
 					if !strings.Contains(string(makefile), "\n"+m[1]+":") {
