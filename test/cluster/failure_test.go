@@ -506,8 +506,8 @@ func (c *cluster) redundancy(p pod, want v1alpha1.Redundancy) (l v1alpha1.SMCRLi
 	return l
 }
 
-// nodeReboot: a node that is switched off and on again. Connections on the node that stays go on, and those to the
-// lost one end as without SMC-R.
+// nodeReboot: a node that is switched off and on again. Connections on the node that stays go on, new ones to the
+// lost one end as without SMC-R, and those that were open on SMC-R are reset.
 func nodeReboot(c *cluster) {
 	server, client := c.pair("load")
 	c.spreadControllers()
