@@ -219,10 +219,11 @@ func (v *villain) plainFlood(ctx context.Context, _ *rand.Rand) {
 
 // dials connects to addresses that do not answer.
 func (v *villain) dials(ctx context.Context, rnd *rand.Rand) {
+	seed := rnd.Uint64() // they dial at the same time
 	v.flood(ctx, func(ctx context.Context, i int) (io.Closer, error) {
 		to := v.PeerAddr.As4()
 		to[3] = byte(100 + i%100)
-		return v.fromPod(ctx, netip.Addr{}, netip.AddrFrom4(to), uint16(1+rnd.IntN(60000)))
+		return v.fromPod(ctx, netip.Addr{}, netip.AddrFrom4(to), uint16(1+rand.New(rand.NewPCG(seed, uint64(i))).IntN(60000)))
 	})
 }
 
