@@ -148,7 +148,7 @@ func (s sum) String() string { return fmt.Sprintf("%5d passed, %3d failed", s.pa
 func (s *sum) add(o outcome) {
 	for test, passed := range o {
 		switch {
-		case passed && test != ends:
+		case passed && test != ends && test != asMany:
 			s.passed++
 		case !passed:
 			s.failed++
@@ -171,36 +171,44 @@ func comparePart(t *testing.T, s suite, part string, beds [modes]*bed, sums *[mo
 			})
 		}
 		wg.Wait()
+		if !s.stable {
+			count(records[plain], records[plain+1:]...)
+		}
 		t.Logf("run %d took %v", n, took)
 	}
 	run(0)
 	for m := range modes {
 		sums[m].add(records[m][0])
 	}
+	// stops says that over plain TCP the part does not come to its end, and nobody knows why.
+	stops := func() bool { return explained(s.name, part, ends, plain) == "" && s.failures(records[plain], ends) > 0 }
 	doubtful := func() bool {
-		return slices.ContainsFunc(ours, func(m mode) bool {
-			return slices.ContainsFunc(suspects(records[plain], records[m]), func(test string) bool { return explained(s.name, part, test, m) == "" })
+		return stops() || slices.ContainsFunc(ours, func(m mode) bool {
+			return slices.ContainsFunc(s.suspects(records[plain], records[m]), func(test string) bool { return explained(s.name, part, test, m) == "" })
 		})
 	}
 	for n := 1; n <= repeats && doubtful(); n++ {
 		run(n)
 	}
 	for _, m := range ours {
-		for _, test := range suspects(records[plain], records[m]) {
+		for _, test := range s.suspects(records[plain], records[m]) {
 			why := explained(s.name, part, test, m)
-			often := records[m].failures(test)
+			often := s.failures(records[m], test)
 			switch {
 			case why != "":
 				t.Logf("%v: %s: failed, as expected: %s", m, test, why)
-			case slices.Contains(convicted(records[plain], records[m]), test):
-				t.Errorf("%v: %s: failed %d times of %d, and never over plain TCP", m, test, often, len(records[m]))
+			case slices.Contains(s.convicted(records[plain], records[m]), test):
+				t.Errorf("%v: %s: failed, or was not run, %d times of %d, and never over plain TCP", m, test, often, len(records[m]))
 			default:
 				t.Logf("%v: %s: failed once of %d times", m, test, len(records[m]))
 			}
 		}
 	}
+	if n := s.failures(records[plain], ends); stops() && n >= enough {
+		t.Errorf("plain: %s: failed %d times of %d, so that nothing is compared", ends, n, len(records[plain]))
+	}
 	for _, test := range names(records[plain]) {
-		if n := records[plain].failures(test); n > 0 {
+		if n := s.failures(records[plain], test); n > 0 {
 			t.Logf("plain: %s: failed %d times of %d", test, n, len(records[plain]))
 		}
 	}

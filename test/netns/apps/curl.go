@@ -23,7 +23,8 @@ var curl = suite{
 		const without = "!IPv6 !TFTP !HTTPS !FTPS !SCP !SFTP !HTTP/2 !HTTP3 !unix-sockets"
 		return []string{"sh", "-c", "cd tests && exec perl runtests.pl -a -n -s " + without + " " + part}
 	},
-	read: readCurl,
+	read:   readCurl,
+	stable: true,
 }
 
 // prepareCurl lets the suite start its servers in the server's pod, and use the

@@ -96,21 +96,21 @@ var (
 )
 
 // readRedis reads lines such as "[ok]: SET and GET an item (0 ms)". A name that is
-// there again gets a number.
+// there again gets a number; those that failed come first.
 func readRedis(out string) outcome {
 	out = colours.ReplaceAllString(out, "")
 	o := outcome{ends: redisEnd.MatchString(out)}
-	for _, m := range redisErr.FindAllStringSubmatch(out, -1) {
-		o[m[1]] = false
-	}
 	times := map[string]int{}
-	for _, m := range redisOK.FindAllStringSubmatch(out, -1) {
-		name := m[1]
-		if times[name]++; times[name] > 1 {
-			name = fmt.Sprintf("%s (%d)", name, times[name])
-		}
-		if _, failed := o[name]; !failed {
-			o[name] = true
+	for _, lines := range []struct {
+		form   *regexp.Regexp
+		passed bool
+	}{{redisErr, false}, {redisOK, true}} {
+		for _, m := range lines.form.FindAllStringSubmatch(out, -1) {
+			name := m[1]
+			if times[name]++; times[name] > 1 {
+				name = fmt.Sprintf("%s (%d)", name, times[name])
+			}
+			o[name] = lines.passed
 		}
 	}
 	return o

@@ -22,6 +22,9 @@ type suite struct {
 	// command is that which runs a part, and read reads what it wrote.
 	command func(part string) []string
 	read    func(out string) outcome
+	// stable: the tests of a part have the same names each time. One that is missing was not run then, because its
+	// server did not start, say.
+	stable bool
 }
 
 // ends is the name of a test of ours, in each part: it came to its end.
@@ -30,19 +33,49 @@ const ends = "the part ends"
 // An outcome is whether the tests of a part passed. [ends] is in each.
 type outcome map[string]bool
 
-// failed says whether a test failed, or was not reached.
-func (o outcome) failed(test string) bool {
-	passed, known := o[test]
-	return known && !passed || !known && !o[ends]
+// asMany is the name of another test of ours, in each part of a suite that is not stable: no fewer tests
+// were run than over plain TCP.
+const asMany = "no fewer tests than over plain TCP"
+
+// tests is how many there are, without ours.
+func (o outcome) tests() (n int) {
+	for test := range o {
+		if test != ends && test != asMany {
+			n++
+		}
+	}
+	return n
 }
 
 // A record is what the tests of a part said in one mode, each time.
 type record []outcome
 
-// failures is how often a test failed.
-func (r record) failures(test string) (n int) {
+// count adds [asMany] to the outcomes, unless the part never came to its end over plain TCP.
+func count(plain record, others ...record) {
+	least := -1
+	for _, o := range plain {
+		if n := o.tests(); o[ends] && (least < 0 || n < least) {
+			least = n
+		}
+	}
+	if least < 0 {
+		return
+	}
+	for _, o := range plain {
+		o[asMany] = true
+	}
+	for _, r := range others {
+		for _, o := range r {
+			o[asMany] = !o[ends] || o.tests() >= least
+		}
+	}
+}
+
+// failures is how often a test failed, or was not reached.
+func (s suite) failures(r record, test string) (n int) {
 	for _, o := range r {
-		if o.failed(test) {
+		passed, known := o[test]
+		if known && !passed || !known && (s.stable || !o[ends]) {
 			n++
 		}
 	}
@@ -61,10 +94,10 @@ func (r record) passed(test string) (n int) {
 
 // suspects are the tests that failed in a mode so far, and passed over plain TCP each
 // time that they were reached, once at least.
-func suspects(plain, other record) []string {
+func (s suite) suspects(plain, other record) []string {
 	var out []string
 	for _, test := range names(plain) {
-		if other.failures(test) > 0 && plain.failures(test) == 0 && plain.passed(test) > 0 {
+		if s.failures(other, test) > 0 && s.failures(plain, test) == 0 && plain.passed(test) > 0 {
 			out = append(out, test)
 		}
 	}
@@ -72,8 +105,8 @@ func suspects(plain, other record) []string {
 }
 
 // convicted are the suspects that failed often enough.
-func convicted(plain, other record) []string {
-	return slices.DeleteFunc(suspects(plain, other), func(test string) bool { return other.failures(test) < enough })
+func (s suite) convicted(plain, other record) []string {
+	return slices.DeleteFunc(s.suspects(plain, other), func(test string) bool { return s.failures(other, test) < enough })
 }
 
 // names are those of the tests in a record, sorted.
