@@ -4,6 +4,7 @@ package rnics
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -47,7 +48,7 @@ func (p *Pool) Monitor(ctx context.Context) (stop func()) {
 }
 
 // monitor closes a device at once when it is gone, since its driver may wait for that, and opens it
-// again when it is back. The owners of stacks notice by Set.Usable.
+// again when it is back. It does the same with a device that has to be opened again. The owners of stacks notice by Set.Usable.
 func (p *Pool) monitor(ctx context.Context, d *device) {
 	pause := p.cfg.LookEvery
 	for ctx.Err() == nil {
@@ -59,11 +60,7 @@ func (p *Pool) monitor(ctx context.Context, d *device) {
 			if ctx.Err() != nil {
 				return
 			}
-			p.changed(d, Gone)
-			p.cfg.Log.Warn("RDMA device is gone; its links end, and connections without another one are reset", "device", d.name, "err", err)
-			if err := p.closeDevice(d, fmt.Errorf("RDMA device %s is gone: %w: it is used again when it is back", d.name, err)); err != nil {
-				p.cfg.Log.Warn("device that is gone not closed in order", "device", d.name, "err", err)
-			}
+			p.lose(d, err)
 			pause = p.cfg.LookEvery
 			continue
 		}
@@ -89,7 +86,22 @@ func (p *Pool) monitor(ctx context.Context, d *device) {
 	}
 }
 
-// watch logs the events of a device until it is gone. The error says why it is.
+// lose closes a device that is gone, or that has to be opened again.
+func (p *Pool) lose(d *device, err error) {
+	p.changed(d, Gone)
+	why := fmt.Errorf("RDMA device %s: %w", d.name, err)
+	if errors.Is(err, errReopen) {
+		p.cfg.Log.Warn("RDMA device is opened again; its links end, and connections without another one are reset", "device", d.name, "err", err)
+	} else {
+		p.cfg.Log.Warn("RDMA device is gone; its links end, and connections without another one are reset", "device", d.name, "err", err)
+		why = fmt.Errorf("RDMA device %s is gone: %w: it is used again when it is back", d.name, err)
+	}
+	if err := p.closeDevice(d, why); err != nil {
+		p.cfg.Log.Warn("device that is gone not closed in order", "device", d.name, "err", err)
+	}
+}
+
+// watch logs the events of a device until it is gone, or has to be opened again. The error says why.
 func (p *Pool) watch(ctx context.Context, d *device, dev rdma.Device) error {
 	c, err := dev.Open()
 	if err != nil {
@@ -97,6 +109,9 @@ func (p *Pool) watch(ctx context.Context, d *device, dev rdma.Device) error {
 	}
 	defer func() { _ = c.Close() }() // it has only the events
 	for {
+		if err := p.outdated(d, dev); err != nil {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return nil

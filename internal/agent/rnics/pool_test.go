@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,11 +38,16 @@ type fakeDevice struct {
 	rdma.Device
 	name   string
 	events chan rdma.AsyncEvent
+	table  atomic.Pointer[[]rdma.GIDEntry] // nil: one of an IPv4 address
 }
 
 func (d *fakeDevice) Name() string                { return d.name }
 func (d *fakeDevice) Open() (rdma.Context, error) { return fakeContext{d: d}, nil }
+func (*fakeDevice) Port() rdma.PortAttr           { return rdma.PortAttr{State: rdma.PortActive} }
 func (d *fakeDevice) GIDs() []rdma.GIDEntry {
+	if table := d.table.Load(); table != nil {
+		return *table
+	}
 	return []rdma.GIDEntry{{GID: rdma.GIDFromAddr(netip.MustParseAddr("192.0.2.9")), Type: rdma.GIDTypeRoCEv2, NetDev: "eth3"}}
 }
 
