@@ -329,6 +329,7 @@ func (d *Device) end(why error) {
 
 // watch follows the port and the device until Close.
 func (d *Device) watch() {
+	asked := time.Now()
 	for {
 		var ev asyncEvent
 		var err error
@@ -344,6 +345,10 @@ func (d *Device) watch() {
 			if !d.there() {
 				d.lost(errors.New("it was removed"))
 				return
+			}
+			if time.Since(asked) >= mtuInterval {
+				d.refreshMTU()
+				asked = time.Now()
 			}
 		case waited != nil:
 			return // closed
@@ -398,6 +403,20 @@ func (d *Device) refresh() {
 		}
 		d.tell(kind)
 	}
+}
+
+// refreshMTU asks for the port's MTU. The kernel derives it from that of the
+// network interface, and tells nobody when that changes. Queue pairs that are
+// connected keep what they have; those made from now on ask Port.
+func (d *Device) refreshMTU() {
+	p, err := ibvQueryPort(d.handle, d.port)
+	before := d.now.Load()
+	if err != nil || p.attr.ActiveMTU == before.attr.ActiveMTU {
+		return
+	}
+	n := *before
+	n.attr.ActiveMTU = p.attr.ActiveMTU
+	d.now.Store(&n)
 }
 
 // tell posts a port event to all contexts.

@@ -11,9 +11,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +155,36 @@ func TestRXE_port(t *testing.T) {
 	run(t, "ip", "addr", "del", "192.0.2.7/24", "dev", g.NetDev)
 	if err := c.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRXE_mtu changes the MTU of the network interface, of which no event tells.
+func TestRXE_mtu(t *testing.T) {
+	d := open(t)
+	g, before := d.GIDs()[0], d.Port()
+	i, err := net.InterfaceByName(g.NetDev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, want := 1500, rdma.MTU1024
+	if before.ActiveMTU == want {
+		other, want = 4500, rdma.MTU4096
+	}
+	set := func(mtu int) { run(t, "ip", "link", "set", g.NetDev, "mtu", strconv.Itoa(mtu)) }
+	defer set(i.MTU)
+	for _, step := range []struct {
+		mtu  int
+		want rdma.MTU
+	}{{other, want}, {i.MTU, before.ActiveMTU}} {
+		set(step.mtu)
+		for end := time.Now().Add(10 * time.Second); d.Port().ActiveMTU != step.want; <-time.After(10 * time.Millisecond) { // polls the port
+			if time.Now().After(end) {
+				t.Fatalf("port %+v with an interface of MTU %d, want %v", d.Port(), step.mtu, step.want)
+			}
+		}
+		if p := d.Port(); p.State != before.State || d.GIDs()[0] != g {
+			t.Errorf("port %+v, GID %+v", p, d.GIDs()[0])
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ func TestVerbs(t *testing.T) {
 		{"device", "^TestDevice_([^c]|c[^o])", 10},
 		{"removed", "^TestRXE_removed$", 1},
 		{"port", "^TestRXE_port$", 1},
+		{"MTU", "^TestRXE_mtu$", 1},
 		{"refuse", "^TestRXE_refuse$", 5},
 		{"close", "^TestRXE_closeBesideMessage$", 1},
 		{"first notification", "^TestRXE_firstNotification$", 1},
