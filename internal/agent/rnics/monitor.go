@@ -108,6 +108,12 @@ func (p *Pool) watch(ctx context.Context, d *device, dev rdma.Device) error {
 		return err
 	}
 	defer func() { _ = c.Close() }() // it has only the events
+	var look <-chan time.Time        // no event tells that an interface moved
+	if own, _ := p.placeOf(d); own.LookUp {
+		t := time.NewTicker(p.cfg.LookEvery)
+		defer t.Stop()
+		look = t.C
+	}
 	for {
 		if err := p.outdated(d, dev); err != nil {
 			return err
@@ -115,6 +121,7 @@ func (p *Pool) watch(ctx context.Context, d *device, dev rdma.Device) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-look:
 		case ev, ok := <-c.Events():
 			switch {
 			case !ok:

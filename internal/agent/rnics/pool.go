@@ -26,6 +26,8 @@ type Config struct {
 	OpenOwn func(d *Own, in Namespace) (rdma.Device, func() error, error)
 	// Learn completes a device of which only the ID is known.
 	Learn func(d Own) (Own, error)
+	// InPod reports whether a device's interface is in the pod's namespace. Nil means Own.InPod.
+	InPod func(d *Own) bool
 	// Changed, if given, is called for each change of a device.
 	Changed func(device string, c Change)
 	// Stay makes Open go on without devices that are missing.
@@ -59,6 +61,9 @@ func NewPool(cfg Config) *Pool {
 	}
 	if cfg.LookMost == 0 {
 		cfg.LookMost = lookMost
+	}
+	if cfg.InPod == nil {
+		cfg.InPod = (*Own).InPod
 	}
 	return &Pool{cfg: cfg, near: nearNodes()}
 }
@@ -188,8 +193,9 @@ func (p *Pool) openForPod(ctx context.Context, in Namespace, own Own) *device {
 				return nil, nil, err
 			}
 		}
+		inPod := p.cfg.InPod(&now)
 		p.mu.Lock()
-		d.own, d.inPod = &now, now.InPod()
+		d.own, d.inPod = &now, inPod
 		p.mu.Unlock()
 		return p.cfg.OpenOwn(&now, in)
 	}

@@ -39,11 +39,18 @@ type fakeDevice struct {
 	name   string
 	events chan rdma.AsyncEvent
 	table  atomic.Pointer[[]rdma.GIDEntry] // nil: one of an IPv4 address
+	down   atomic.Bool                     // the port
 }
 
 func (d *fakeDevice) Name() string                { return d.name }
 func (d *fakeDevice) Open() (rdma.Context, error) { return fakeContext{d: d}, nil }
-func (*fakeDevice) Port() rdma.PortAttr           { return rdma.PortAttr{State: rdma.PortActive} }
+func (d *fakeDevice) Port() rdma.PortAttr {
+	if d.down.Load() {
+		return rdma.PortAttr{State: rdma.PortDown}
+	}
+	return rdma.PortAttr{State: rdma.PortActive}
+}
+
 func (d *fakeDevice) GIDs() []rdma.GIDEntry {
 	if table := d.table.Load(); table != nil {
 		return *table

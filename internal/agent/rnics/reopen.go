@@ -16,9 +16,33 @@ var errReopen = errors.New("it is opened again")
 // outdated says why a device has to be opened again, though it works; nil: it need not.
 func (p *Pool) outdated(d *device, dev rdma.Device) error {
 	if dev.Port().State != rdma.PortActive {
-		return nil
+		return p.moved(d)
 	}
 	return betterGID(d, dev.GIDs())
+}
+
+// moved is the error of a device whose network interface went into the pod, or came back, after it
+// was opened: its GIDs are of the other namespace now, and its port counts as down. Another plugin than
+// ours may wire a device of which only the ID is known, and may do so later than the pod is seen.
+func (p *Pool) moved(d *device) error {
+	own, inPod := p.placeOf(d)
+	if !own.LookUp || p.cfg.InPod(&own) == inPod {
+		return nil
+	}
+	if inPod {
+		return fmt.Errorf("%w: its network interface is on the host again", errReopen)
+	}
+	return fmt.Errorf("%w: its network interface went into the pod", errReopen)
+}
+
+// placeOf is what is known of a pod's own device, and where its interface was when it was opened.
+func (p *Pool) placeOf(d *device) (own Own, inPod bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if d.own != nil {
+		own = *d.own
+	}
+	return own, d.inPod
 }
 
 // betterGID is the error of a device that was opened before its network interface had an address. A

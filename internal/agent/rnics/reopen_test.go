@@ -4,7 +4,9 @@ package rnics
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -52,6 +54,48 @@ func TestPool_Monitor_laterAddress(t *testing.T) {
 			}
 			if got, want := h.noted(), id+" gid_table; "+id+" gone; "+id+" back"; got != want {
 				t.Errorf("changes %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// TestPool_Monitor_moved: a device of which only the ID was known is opened again when its interface went into the pod, so that
+// its GIDs are looked up there; one whose port is down for another reason is not, nor one that has a record.
+func TestPool_Monitor_moved(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		lookUp, goes bool
+		want         int // openings
+	}{{"goes into the pod", true, true, 2}, {"stays", true, false, 1}, {"has a record", false, true, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost()
+			var gone atomic.Bool
+			var inPod []bool // at each opening
+			p := NewPool(Config{
+				Log: slog.New(slog.DiscardHandler), Learn: func(d Own) (Own, error) { return d, nil },
+				InPod: func(*Own) bool { return gone.Load() },
+				OpenOwn: func(d *Own, _ Namespace) (rdma.Device, func() error, error) {
+					inPod = append(inPod, gone.Load())
+					return h.opens(d.ID)
+				},
+			})
+			defer p.Monitor(t.Context())()
+			in := &fakeNet{}
+			s := p.NewSet(in)
+			s.Update(t.Context(), nil, []Own{{Pod: "p", ID: "x", LookUp: c.lookUp}})
+			defer func() { must(t, s.Release()) }()
+			first := h.first("x")
+			first.down.Store(true)
+			first.events <- rdma.AsyncEvent{Kind: rdma.EventPortDown} // the interface is still on its way
+			<-time.After(time.Minute)
+			gone.Store(c.goes)
+			<-time.After(time.Minute)
+			synctest.Wait()
+			if len(inPod) != c.want || h.count("x") != 1 {
+				t.Errorf("%s: opened %v, want %d times, open %d times", c.name, inPod, c.want, h.count("x"))
+			}
+			if inside := s.Inside(netip.MustParseAddr("192.0.2.9")) == in; inside != (c.want == 2) {
+				t.Errorf("%s: its address is in the pod's namespace: %t", c.name, inside)
 			}
 		})
 	}
