@@ -270,7 +270,9 @@ func (g ground) launch(t testing.TB) (end func() error, err error) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	text := func() string { return string(value(os.ReadFile(said.Name()))(t)) }
-	early := func(err error) error { return fmt.Errorf("it ended by itself: %v\n%s", err, text()) }
+	early := func(err error) error {
+		return fmt.Errorf("it ended by itself: %w", errors.Join(err, errors.New(text())))
+	}
 	for began := time.Now(); !strings.Contains(text(), attackSaid); <-time.After(time.Millisecond) {
 		select {
 		case err := <-ended:
@@ -279,7 +281,7 @@ func (g ground) launch(t testing.TB) (end func() error, err error) {
 		}
 		if time.Since(began) > waitLimit {
 			_ = cmd.Process.Kill()
-			return nil, fmt.Errorf("it does not attack after %v: %v", waitLimit, <-ended)
+			return nil, fmt.Errorf("it does not attack after %v: %w", waitLimit, <-ended)
 		}
 	}
 	return func() error {
