@@ -604,6 +604,16 @@ func TestDisconnect_full(t *testing.T) {
 	}
 }
 
+// disconnecting has a queue pair disconnect, which it has begun, and says what became of that.
+func disconnecting(d *softvi.Device, x *rdmatest.End) <-chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- d.Disconnect(context.Background(), x.QP) }()
+	for _, err := x.QP.PostSend(nil); err == nil; _, err = x.QP.PostSend(nil) {
+		<-time.After(time.Millisecond) // polls the queue pair, which takes nothing when it disconnects
+	}
+	return ended
+}
+
 // TestDisconnect_impatient: a peer that has no receive for what was posted does not hold up the end for longer than
 // the program wants.
 func TestDisconnect_impatient(t *testing.T) {
@@ -622,11 +632,7 @@ func TestDisconnect_impatient(t *testing.T) {
 	x, y, a, _ = ends(t)
 	connect(t, x, y, softvi.Options{}, softvi.Options{})
 	x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 10)}})
-	ended := make(chan error, 1)
-	go func() { ended <- a.Disconnect(context.Background(), x.QP) }()
-	for _, err := x.QP.PostSend(nil); err == nil; _, err = x.QP.PostSend(nil) {
-		time.Sleep(time.Millisecond) // polls the queue pair, which takes nothing when it disconnects
-	}
+	ended := disconnecting(a, x)
 	if err := x.QP.Close(); err != nil {
 		t.Error(err)
 	}
@@ -665,11 +671,7 @@ func TestDisconnect_lost(t *testing.T) {
 		x, y, a, _ := ends(t)
 		connect(t, x, y, softvi.Options{}, softvi.Options{})
 		x.Send(t, rdma.SendWR{ID: 2, Op: rdma.OpSend, Flags: rdma.SendSignaled, SGL: []rdma.SGE{x.SGE(0, 10)}})
-		ended := make(chan error, 1)
-		go func() { ended <- a.Disconnect(context.Background(), x.QP) }()
-		for _, err := x.QP.PostSend(nil); err == nil; _, err = x.QP.PostSend(nil) {
-			time.Sleep(time.Millisecond) // polls the queue pair, which takes nothing when it disconnects
-		}
+		ended := disconnecting(a, x)
 		if err := c.do(x, y); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
