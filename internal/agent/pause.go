@@ -173,7 +173,7 @@ func (px *proxy) restoreTable() error {
 	return px.redirect.Update(*px.tableConfig.Load())
 }
 
-// divertInbound adds the ports whose SYNs with the option are diverted. In a pause these are only
+// divertInbound sets the ports whose SYNs with the option are diverted. In a pause these are only
 // the ports for which a policy requires SMC-R, and these hold for greedy clients, too.
 func (px *proxy) divertInbound(cfg *linux.RedirectConfig, n *config.Node, pods []config.Pod) {
 	required, allRequired := n.InboundPortsRequired(pods...)
@@ -182,8 +182,7 @@ func (px *proxy) divertInbound(cfg *linux.RedirectConfig, n *config.Node, pods [
 		ports, all = n.InboundPorts(pods...)
 	}
 	cfg.InboundAll = all
-	cfg.Inbound = append(cfg.Inbound, portRanges(ports)...)
-	cfg.InboundAlways = append(cfg.InboundAlways, portRanges(required)...)
+	cfg.Inbound, cfg.InboundAlways = portRanges(ports), portRanges(required)
 	if allRequired {
 		cfg.InboundAlways = append(cfg.InboundAlways, linux.PortRange{First: 0, Last: 1<<16 - 1})
 	}
