@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
@@ -72,19 +73,19 @@ func (px *proxy) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPo
 	// abort resets session.app. Until the application's connection is there, that is the network's.
 	s, ctx, end := px.register(ctx, tcp, &session{dir: agentapi.Inbound, src: src, dst: dst, reservation: rv})
 	defer end()
-	dctx, stop := context.WithTimeout(ctx, appTimeout)
-	app, err := px.net.dialApp(dctx, src.Addr(), dst)
-	stop()
-	if err == nil {
-		if err = resetOnClose(app); err != nil {
-			reset(app)
+	dial := px.dialApplication(ctx, s)
+	patience := px.agent.cfg.appPatience
+	if s.decision.Required {
+		patience = appTimeout
+	}
+	if !dial.endsWithin(patience) {
+		if !s.decision.Required {
+			px.inboundLate(ctx, s, tcp, dial)
+			return
 		}
+		dial.stop()
 	}
-	if err == nil && !s.setApp(app) {
-		reset(app)
-		err = errEnded
-	}
-	if err != nil {
+	if err := dial.result(); err != nil {
 		px.resetBroken(s, nil, agentapi.CodeApplication, err)
 		return
 	}
@@ -100,6 +101,82 @@ func (px *proxy) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPo
 		return
 	}
 	px.afterRendezvous(s, c, tcp, short)
+}
+
+// inboundLate carries a session whose application has not accepted it yet: its backlog is full. The session
+// declines SMC-R, for which the client does not wait so long, and then waits as the client would:
+//
+//	client             agent                          application
+//	SYN, Proposal ---> SYN ------------------------->  backlog is full
+//	                   SYN, after 1 s -------------->
+//	    <--- Decline   appPatience is over
+//	data ------------> the relay's socket has it
+//	                   SYN, after 3, 7, 15 ... s --->  takes it
+//	                   data ------------------------>
+func (px *proxy) inboundLate(ctx context.Context, s *session, tcp *net.TCPConn, dial *appDial) {
+	why := fallback{code: agentapi.CodeBacklog}
+	c, err := px.stack.server(ctx, tcp, declineReason(why.code))
+	if err != nil {
+		dial.stop()
+		_ = dial.result() // the connection to the client is broken: what the application says does not matter
+		px.resetBroken(s, nil, agentapi.CodeRendezvous, err)
+		return
+	}
+	s.reservation.becomeRelay() // a client whose connections wait holds no pending connection of others
+	px.notifyBudget()
+	if err := dial.result(); err != nil {
+		_ = c.Abort() // an error says no more than that the connection is broken already
+		px.resetBroken(s, nil, agentapi.CodeApplication, err)
+		return
+	}
+	px.relayTCP(s, c, tcp, why)
+}
+
+// appDial is a dial to the pod's application, for an inbound session.
+type appDial struct {
+	stop context.CancelFunc
+	done chan struct{} // closed when err is set
+	err  error
+}
+
+// dialApplication dials a session's application, and enters the connection into the session.
+func (px *proxy) dialApplication(ctx context.Context, s *session) *appDial {
+	ctx, stop := context.WithTimeout(ctx, dialTimeout)
+	d := &appDial{stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(d.done)
+		defer stop()
+		app, err := px.net.dialApp(ctx, s.src.Addr(), s.dst)
+		if err == nil {
+			err = resetOnClose(app)
+		}
+		if err == nil && !s.setApp(app) {
+			err = errEnded
+		}
+		if err != nil {
+			reset(app)
+		}
+		d.err = err
+	}()
+	return d
+}
+
+// endsWithin reports whether the dial ends within this time.
+func (d *appDial) endsWithin(limit time.Duration) bool {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-d.done:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// result waits for the end of the dial. Without an error the session has its application's connection.
+func (d *appDial) result() error {
+	<-d.done
+	return d.err
 }
 
 // afterRendezvous relays a session on what the rendezvous gave: SMC-R, or TCP.

@@ -244,6 +244,71 @@ func TestProxy_inbound(t *testing.T) {
 	}
 }
 
+// TestProxy_inboundBacklog: what becomes of a connection from the network whose application takes it late.
+func TestProxy_inboundBacklog(t *testing.T) {
+	refused := errors.New("refused")
+	for _, tt := range []struct {
+		name     string
+		policies string
+		said     error // by the application, at last
+		err      error // of the rendezvous
+		aborted  bool  // the session, while the application waits
+
+		waits   use // what it uses meanwhile
+		want    string
+		code    agentapi.Code
+		decline []clc.Reason
+	}{
+		{name: "tcp", policies: preferAll, waits: use{Relays: 1}, want: "TCP", code: agentapi.CodeBacklog, decline: []clc.Reason{clc.ReasonInternal}},
+		{name: "refuses at last", policies: preferAll, said: refused, waits: use{Relays: 1}, want: "reset", code: agentapi.CodeApplication, decline: []clc.Reason{clc.ReasonInternal}},
+		{name: "aborted", policies: preferAll, aborted: true, waits: use{Relays: 1}, want: "reset", code: agentapi.CodeDraining, decline: []clc.Reason{clc.ReasonInternal}},
+		{name: "the rendezvous breaks", policies: preferAll, err: errors.New("no CLC"), want: "reset", code: agentapi.CodeRendezvous, decline: []clc.Reason{clc.ReasonInternal}},
+		{name: "required", policies: requireAll, waits: use{Pending: 1}, want: "SMC-R", decline: []clc.Reason{clc.ReasonNone}},
+		{name: "required, refuses at last", policies: requireAll, said: refused, waits: use{Pending: 1}, want: "reset", code: agentapi.CodeApplication},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newAbleBare(t, "", tt.policies)
+			b.stack.set(smcr.ModeSMCR, clc.ReasonNone, tt.err)
+			b.a.cfg.appPatience = 10 * time.Millisecond
+			p := b.proxy("a")
+			p.app = b.server()
+			takes := make(chan struct{})
+			p.px.net = hookedNet{podNet: p.fakePod, app: func(ctx context.Context, client netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
+				select {
+				case <-takes:
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+				if tt.said != nil {
+					return nil, tt.said
+				}
+				return p.dialApp(ctx, client, dst)
+			}}
+			far, done := p.carry(t, p.px.inbound, netip.MustParseAddrPort("127.0.0.1:80"))
+			<-time.After(5 * b.a.cfg.appPatience)
+			if tt.err == nil {
+				eventually(t, func() string { return cmp.Diff(tt.waits, b.use()) })
+				wantLive(t, far)
+			}
+			if tt.aborted {
+				b.a.sessions.list(nil)[0].abort(agentapi.CodeDraining)
+			} else {
+				close(takes)
+			}
+			if tt.want == agentapi.ModeReset {
+				wantReset(t, far)
+			} else {
+				exchange(t, far, 100_000)
+			}
+			<-done
+			b.wantEnded(tt.want, tt.code, "")
+			if d := cmp.Diff(tt.decline, b.stack.declined); d != "" {
+				t.Errorf("declined (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
 // observed is a server whose connections' ends a test learns: nil for an orderly end.
 func observed(t testing.TB) (addr netip.AddrPort, ends <-chan error) {
 	t.Helper()

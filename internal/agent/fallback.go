@@ -71,6 +71,8 @@ func declineReason(code agentapi.Code) clc.Reason {
 		return clc.ReasonMem
 	case agentapi.CodePodDevice, agentapi.CodeOf(clc.ReasonNoDev):
 		return clc.ReasonNoDev
+	case agentapi.CodeBacklog:
+		return clc.ReasonInternal // which passes by itself, see temporary
 	}
 	return clc.ReasonConfigErr
 }

@@ -476,13 +476,16 @@ func (l *ledger) becomeConn(rv *reservation) (bufferBytes int) {
 
 // becomeRelay turns a pending connection into a relay, and returns how large the buffers of the
 // network's socket may be. If the pod has no relays left, the relay still counts as a pending
-// connection: it was accepted, and is not reset to satisfy a number.
+// connection: it was accepted, and is not reset to satisfy a number. For one that is a relay already it changes nothing.
 func (rv *reservation) becomeRelay() (bufferBytes int) { return rv.account.ledger.becomeRelay(rv) }
 
 func (l *ledger) becomeRelay(rv *reservation) (bufferBytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := rv.account
+	if rv.relay {
+		return (rv.buffers - appSocketBytes) / buffersPerSocket
+	}
 	invariant.Must(rv.pending, "a relay that was not pending")
 	rv.dropConn()
 	rv.relay = true

@@ -122,8 +122,11 @@ const (
 	// default of six SYN retransmissions, 127 s, so the kernel's own answer
 	// comes first.
 	dialTimeout = 130 * time.Second
-	// appTimeout ends dials to applications on the same node.
-	appTimeout = 10 * time.Second
+	// appPatience is how long a client waits for SMC-R while the backlog of the application is full. Linux, which sends
+	// an application's SYN at 0, 1 and 3 s meanwhile, gives a rendezvous up after 6 s, and the connection with it. A
+	// connection that must be on SMC-R waits for appTimeout.
+	appPatience = 3200 * time.Millisecond
+	appTimeout  = 10 * time.Second
 
 	// Outbound listeners are on ports that programs use for connections and not to listen: Linux's
 	// default range. The factor spreads the inode numbers of namespaces, which are close to each

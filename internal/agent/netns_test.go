@@ -21,8 +21,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
 // serve accepts connections and runs f on each, until the listener ends.
@@ -321,6 +323,36 @@ func TestAgent_refused(t *testing.T) {
 				t.Errorf("read = %v, want a reset", err)
 			}
 		})
+	}
+}
+
+// TestAgent_backlog: a connection to an application whose backlog is full waits for it, as without SMC-R; and
+// no client that wants SMC-R is kept waiting.
+func TestAgent_backlog(t *testing.T) {
+	l := newLab(t)
+	l.b.cfg.appPatience = 300 * time.Millisecond
+	l.a.start(t)
+	l.b.start(t)
+	ln := l.b.pod.listen(t, podB+":0")
+	raw := value(ln.SyscallConn())(t)
+	var err error
+	must(t, raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), 0) }))
+	must(t, err)
+	first := value(l.b.pod.dial(t, ln.Addr().String()))(t) // the only one for which the backlog has a place
+
+	c, err := l.a.pod.dial(t, ln.Addr().String())
+	must(t, err)
+	eventually(t, func() string {
+		if s := l.a.status(t); s.Reasons[agentapi.CodeOf(clc.ReasonInternal)] != 1 {
+			return fmt.Sprintf("node a: reasons %v, want a connection that the peer declined", s.Reasons)
+		}
+		return ""
+	})
+	serve(t, ln, echo)
+	exchange(t, c, 100_000)
+	must(t, first.Close())
+	if s := l.b.status(t); s.Reasons[agentapi.CodeBacklog] != 1 || s.Conns.TotalTCP != 1 {
+		t.Errorf("node b: reasons %v, %+v, want one connection that is TCP for %s", s.Reasons, s.Conns, agentapi.CodeBacklog)
 	}
 }
 

@@ -46,6 +46,8 @@ type platform struct {
 	untrackAfter time.Duration
 	// parkAfter is how long nothing must move in a direction of a session before it is parked.
 	parkAfter time.Duration
+	// appPatience is how long an inbound connection waits for its application before it is plain TCP.
+	appPatience time.Duration
 }
 
 // setDefaults fills in the real functions and times where tests set nothing.
@@ -100,6 +102,9 @@ func (p *platform) setDefaults(dataDir string) {
 	}
 	if p.parkAfter == 0 {
 		p.parkAfter = parkAfter
+	}
+	if p.appPatience == 0 {
+		p.appPatience = appPatience
 	}
 	if p.preflight == nil {
 		p.preflight = linux.Probe

@@ -35,6 +35,7 @@ const (
 	CodeBudgetSource  Code = "BUDGET_SOURCE"  // one client has its share of relays or pending connections
 	CodeConnect       Code = "CONNECT"        // the destination did not answer
 	CodeApplication   Code = "APPLICATION"    // the pod's application did not answer
+	CodeBacklog       Code = "BACKLOG"        // the pod's application did not accept the connection in time for SMC-R
 	CodeRendezvous    Code = "RENDEZVOUS"     // the connection broke during the rendezvous
 	CodeLate          Code = "LATE"           // the rendezvous took longer than a SYN is held
 	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
@@ -70,7 +71,7 @@ func Codes() []Code {
 	out := []Code{
 		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeOldSockets, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
 		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
-		CodeApplication, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent,
+		CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent,
 	}
 	for _, r := range clcReasons() {
 		out = append(out, CodeOf(r))
@@ -121,6 +122,8 @@ func (c Code) describe() (text, advice string) {
 		return "the destination did not accept the TCP connection", "SMC-R is not the cause: check the service, and the network on the way to it"
 	case CodeApplication:
 		return "the application in the pod did not accept the connection", "SMC-R is not the cause: check that the application listens on this address and port"
+	case CodeBacklog:
+		return "the backlog of the application in the pod was full for so long that the client could not be kept waiting for SMC-R", "SMC-R is not the cause: let the application accept connections faster, or give it a longer backlog (the argument of its listen(), and net.core.somaxconn in the pod)"
 	case CodeRendezvous:
 		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
 	case CodeLate:
