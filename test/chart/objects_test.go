@@ -95,6 +95,10 @@ func TestContainersAreConfined(t *testing.T) {
 				pods++
 				_, agent := o.(*appsv1.DaemonSet)
 				checkPod(t, &tmpl.Spec, agent)
+				// OpenShift's restricted-v2 refuses pods that name a user.
+				if user := tmpl.Spec.Containers[0].SecurityContext.RunAsUser; !agent && (user == nil) != (r.name == "profile-openshift") {
+					t.Errorf("%s runs as a user of the chart: %t", parse(t, doc).GetName(), user != nil)
+				}
 			}
 			if pods < 3 {
 				t.Errorf("%d objects make pods, want agent, controller and a hook at least", pods)

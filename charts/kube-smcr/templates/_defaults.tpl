@@ -105,6 +105,7 @@ dra:
   enabled: false
   ipam: {}
   ipamOfNode: {}
+fixedUser: true
 fullnameOverride: ""
 hardware:
   enabled: false

@@ -102,13 +102,15 @@ app.kubernetes.io/part-of: kube-smcr
 {{- end }}
 {{- end -}}
 
-{{- /* What every container that is not the agent has. */ -}}
+{{- /* What every container that is not the agent has. Without a fixed user the platform sets one: the image's is root. */ -}}
 {{- define "smcr.restricted" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 runAsNonRoot: true
+{{- if .Values.fixedUser }}
 runAsUser: 65532
 runAsGroup: 65532
+{{- end }}
 capabilities:
   drop: [ALL]
 seccompProfile:
