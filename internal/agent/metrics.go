@@ -21,20 +21,22 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	conns        *prometheus.CounterVec // direction, mode
-	fallbacks    *prometheus.CounterVec // reason
-	resets       *prometheus.CounterVec // reason
-	ended        *prometheus.CounterVec // reason
-	setup        prometheus.Histogram
-	malformed    prometheus.Counter
-	failures     prometheus.Counter
-	trespasses   prometheus.Counter
-	acceptErrors prometheus.Counter
-	undiverted   *prometheus.CounterVec // door
-	renewErrors  prometheus.Counter
-	podErrors    prometheus.Counter
-	apiDenied    prometheus.Counter
-	reloads      *prometheus.CounterVec // result
+	conns     *prometheus.CounterVec // direction, mode
+	fallbacks *prometheus.CounterVec // reason
+	resets    *prometheus.CounterVec // reason
+	ended     *prometheus.CounterVec // reason
+	setup     prometheus.Histogram
+	malformed prometheus.Counter
+	failures  prometheus.Counter
+	// redundancyLost counts the link groups that could lose any RNIC and can no longer.
+	redundancyLost prometheus.Counter
+	trespasses     prometheus.Counter
+	acceptErrors   prometheus.Counter
+	undiverted     *prometheus.CounterVec // door
+	renewErrors    prometheus.Counter
+	podErrors      prometheus.Counter
+	apiDenied      prometheus.Counter
+	reloads        *prometheus.CounterVec // result
 	// device, change
 	deviceChanges  *prometheus.CounterVec
 	deviceRefusals prometheus.Counter
@@ -119,6 +121,7 @@ func newMetrics(look func() gauges) *metrics {
 		}),
 		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood, or contradicted others."),
 		failures:       counter("stack_failures_total", "What failed in SMC-R stacks for want of memory, a route or a peer's answer, and not because of a peer's message."),
+		redundancyLost: counter("redundancy_lost_total", "Link groups that could lose any one RNIC and can no longer, once for each time."),
 		trespasses:     counter("trespasses_total", "Links that ended because the peer asked for memory that is not its own."),
 		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
 		undiverted:     vec("undiverted_connections_total", "Connections to the agent's listeners in pods that were not diverted there, and were reset.", "door"),
@@ -134,7 +137,7 @@ func newMetrics(look func() gauges) *metrics {
 	}
 	m.begin()
 	m.sums = sums{look: look, sum: m.sum}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.ended, m.setup, m.malformed, m.failures, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.ended, m.setup, m.malformed, m.failures, m.redundancyLost, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
 		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, m.pendingWaits, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m

@@ -163,6 +163,8 @@ type Hooks struct {
 	ConnClosed func(Info)
 	// GroupChanged is called when a link group changes state.
 	GroupChanged func(GroupInfo)
+	// RedundancyLost is called when a link group that could lose any one RNIC can no longer.
+	RedundancyLost func(GroupInfo)
 	// Malformed is called for each message of a peer that was not understood, or that
 	// contradicts what came before. A peer that keeps to the protocol causes none.
 	Malformed func(where string, err error)

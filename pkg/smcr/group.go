@@ -35,6 +35,7 @@ type group struct {
 	resolving   int                // links whose way to the peer is being found out
 	later       []linkgroup.Output // outputs that came meanwhile: see waits
 	ready       bool               // the first contact went well
+	symmetric   bool               // the group could lose any one RNIC when a link came up or went down last
 	heardDelete time.Time          // when the peer last said that a link is deleted
 	idle        *list.Element      // the group's place among the idle groups; nil: it is not idle
 	doubts      int                // how often somebody said that the peer does not have the group
@@ -252,6 +253,7 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 		g.wantLink(now, o)
 	case linkgroup.EventLink:
 		g.changed()
+		g.noteRedundancy()
 	case linkgroup.EventDead:
 		g.remove()
 	}
@@ -331,6 +333,16 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 
 func (g *group) changed() {
 	if h := g.s.cfg.Hooks.GroupChanged; h != nil {
+		h(g.info())
+	}
+}
+
+// noteRedundancy tells who wants to know when the group can no longer lose any one RNIC. A group that ends is told of
+// otherwise.
+func (g *group) noteRedundancy() {
+	was := g.symmetric
+	g.symmetric = g.lg.Redundancy() == linkgroup.Symmetric
+	if h := g.s.cfg.Hooks.RedundancyLost; h != nil && was && !g.symmetric && g.lg.State() == linkgroup.Active {
 		h(g.info())
 	}
 }

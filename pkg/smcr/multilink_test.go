@@ -282,10 +282,16 @@ func (a *fullAccount) Take(n int) bool { return (n >= 4096 || !a.full.Load()) &&
 func TestGroup_addsLinkWithoutMemory(t *testing.T) {
 	for side, name := range []string{"client", "server"} {
 		t.Run(name, func(t *testing.T) {
+			var lost [2]atomic.Int32
 			f, full := softtest.NewFabric(t, 1), &fullAccount{TestAccount: smcr.TestAccount{Left: 1 << 30}}
 			var stacks [2]*smcr.Stack
 			for i, addrs := range [][]string{twoClients, twoServers} {
 				stacks[i] = newSoftPeer(t, f, smcr.VersionsV2, addrs, func(c *smcr.Config) {
+					c.Hooks.RedundancyLost = func(g smcr.GroupInfo) {
+						if lost[i].Add(1); g.Redundancy != "SINGLE" {
+							t.Errorf("the group lost its redundancy and is %s", g.Redundancy)
+						}
+					}
 					if i == side {
 						c.Account = full
 					}
@@ -311,6 +317,11 @@ func TestGroup_addsLinkWithoutMemory(t *testing.T) {
 			waitGroup(t, p.server, "SYMMETRIC", 2)
 			exchange(t, a, b)
 			_, _ = a.Close(), b.Close()
+			for i := range lost {
+				if got := lost[i].Load(); got != 1 {
+					t.Errorf("side %d was told %d times that the group lost its redundancy, want once", i, got)
+				}
+			}
 		})
 	}
 }
