@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -62,6 +63,49 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 				t.Errorf("the %s use %s, which no program has; there are %s", name, m, strings.Join(exist, ", "))
 			}
 		}
+	}
+}
+
+// TestMonitoring_budgets: who relies on alerts learns of each budget that is nearly used up, and of what comes of that.
+func TestMonitoring_budgets(t *testing.T) {
+	rules := template(t, "--set", "monitoring.prometheusRule.enabled=true", "--show-only", "templates/monitoring/prometheusrule.yaml")
+	budgets := 0
+	for _, m := range metricNames(t) {
+		if !strings.Contains(m, "_budget_") && m != "kube_smcr_paused_pods" {
+			continue
+		}
+		if budgets++; !strings.Contains(rules, m+" >") {
+			t.Errorf("no alert goes by %s", m)
+		}
+	}
+	if budgets != 6 {
+		t.Errorf("this test finds %d metrics of budgets, want 6", budgets)
+	}
+}
+
+// TestMonitoring_reconcileErrors: an alert tells of one object that fails for good, which the controller tries again
+// ever more rarely.
+func TestMonitoring_reconcileErrors(t *testing.T) {
+	rules := template(t, "--set", "monitoring.prometheusRule.enabled=true", "--show-only", "templates/monitoring/prometheusrule.yaml")
+	limits, err := os.ReadFile("../../internal/controller/limits.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound := regexp.MustCompile(`controller_runtime_reconcile_errors_total.* > ([0-9.]+)`).FindStringSubmatch(rules)
+	pause := regexp.MustCompile(`maxRestart += ([0-9]+) \* time\.Second`).FindSubmatch(limits)
+	if bound == nil || pause == nil {
+		t.Fatalf("the alert's bound is %q and the controller's pause %q; has their form changed?", bound, pause)
+	}
+	most, err := strconv.ParseFloat(bound[1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds, err := strconv.ParseFloat(string(pause[1]), 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most > 0.5/seconds {
+		t.Errorf("the alert wants %v errors a second, and an object that fails for good makes %v", most, 1/seconds)
 	}
 }
 
