@@ -393,6 +393,7 @@ type fakeStack struct {
 	declined []clc.Reason
 	closed   bool
 	hang     chan struct{} // Stats waits for it
+	closing  int
 	added    []rdma.Device
 	removed  []string
 	addErr   error
@@ -402,6 +403,12 @@ func (s *fakeStack) set(mode smcr.Mode, reason clc.Reason, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mode, s.reason, s.err = mode, reason, err
+}
+
+func (s *fakeStack) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
 }
 
 func (s *fakeStack) client(_ context.Context, tcp *net.TCPConn) (peerConn, error) {
@@ -430,12 +437,12 @@ func (s *fakeStack) LostGroups() []smcr.GroupInfo { return nil }
 
 func (s *fakeStack) Stats() smcr.Stats {
 	s.mu.Lock()
-	hang := s.hang
+	hang, closing := s.hang, s.closing
 	s.mu.Unlock()
 	if hang != nil {
 		<-hang
 	}
-	return smcr.Stats{Groups: 1}
+	return smcr.Stats{Groups: 1, Closing: closing}
 }
 
 func (s *fakeStack) AddDevice(d rdma.Device) error {

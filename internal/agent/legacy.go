@@ -61,12 +61,12 @@ func (ls *legacies) closeListeners(now time.Time) {
 }
 
 // stopFinished stops the proxies whose pod is gone, and those to which nothing is diverted and that
-// have no sessions. A handle on a namespace keeps the namespace alive, so the proxy of a pod that
+// have no sessions, nor anything to deliver. A handle on a namespace keeps the namespace alive, so the proxy of a pod that
 // is gone must not keep its handle.
 func (ls *legacies) stopFinished(now time.Time) {
 	kept := ls.proxies[:0]
 	for _, l := range ls.proxies {
-		idle := now.After(l.until) && l.agent.sessions.count(l.proxy) == 0
+		idle := now.After(l.until) && l.agent.sessions.count(l.proxy) == 0 && !l.delivers()
 		if gone := l.net.gone(); !gone && !idle {
 			kept = append(kept, l)
 			continue

@@ -127,20 +127,26 @@ func TestLegacies_stopFinished(t *testing.T) {
 	for _, tt := range []struct {
 		name                 string
 		gone, diverted, busy bool
+		delivers             bool
 		stops                bool
 	}{
-		{"nothing to do", false, false, false, true},
-		{"has a session", false, false, true, false},
-		{"is diverted to", false, true, false, false},
-		{"both", false, true, true, false},
-		{"gone", true, false, false, true},
-		{"gone, has a session", true, false, true, true},
-		{"gone, is diverted to", true, true, false, true},
+		{"nothing to do", false, false, false, false, true},
+		{"has a session", false, false, true, false, false},
+		{"delivers what a session left", false, false, false, true, false},
+		{"is diverted to", false, true, false, false, false},
+		{"both", false, true, true, false, false},
+		{"gone", true, false, false, false, true},
+		{"gone, has a session", true, false, true, false, true},
+		{"gone, delivers", true, false, false, true, true},
+		{"gone, is diverted to", true, true, false, false, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newAbleBare(t, "", preferAll)
 			p, other := b.proxy("a"), b.proxy("b")
 			p.isGone = tt.gone
+			if tt.delivers {
+				p.px.stack = &fakeStack{closing: 1}
+			}
 			now := time.Unix(1000, 0)
 			var ls legacies
 			ls.add(p.px, now)

@@ -115,6 +115,8 @@ const (
 	// drainAccept is how long an accept loop takes connections from the listener's backlog after
 	// the diversion ended.
 	drainAccept = 50 * time.Millisecond
+	// drainPoll is how often a proxy that drains looks whether the last bytes of its connections are delivered.
+	drainPoll = 50 * time.Millisecond
 	// drainLimit is how long it does so at most while only connections come that were not diverted.
 	drainLimit = time.Second
 

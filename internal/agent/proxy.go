@@ -465,7 +465,7 @@ func (px *proxy) endDiversion() time.Duration {
 }
 
 // drain ends the diversion, accepts what is in the listeners' backlogs, and waits for the sessions
-// to end. When ctx ends, it resets those that are left.
+// to end, and for their last bytes to be delivered. When ctx ends, it resets those that are left.
 func (px *proxy) drain(ctx context.Context) {
 	px.draining.Store(true)
 	diverts := px.endDiversion()
@@ -474,6 +474,9 @@ func (px *proxy) drain(ctx context.Context) {
 		px.sleep(diverts)
 		px.closeListeners()
 		px.sessionTasks.Wait()
+		for px.delivers() && px.sleep(drainPoll) {
+			continue
+		}
 		close(done)
 	}()
 	select {
@@ -482,6 +485,16 @@ func (px *proxy) drain(ctx context.Context) {
 		px.abort(agentapi.CodeDraining)
 		<-done
 	}
+}
+
+// delivers reports whether the proxy's stack has bytes of connections that ended in order: a session is over when its
+// application has closed the connection, whose last bytes may still be here, since the peer's application reads slowly. Closing
+// the stack would reset these connections. One that other pods use stays open.
+func (px *proxy) delivers() bool {
+	if s, ok := px.stack.(*sharedStack); ok && !s.hasOneUser() {
+		return false
+	}
+	return px.stack.Stats().Closing > 0
 }
 
 // closeHold lets go what is held.

@@ -204,6 +204,54 @@ func TestProxy_drain(t *testing.T) {
 	}
 }
 
+// TestProxy_drainDelivers: what connections that ended have still to deliver is waited for, unless other pods use the stack,
+// and not for longer than the time given.
+func TestProxy_drainDelivers(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		users     int // of a shared stack; 0: it is the pod's
+		delivered bool
+		waits     bool
+	}{
+		{"delivered", 0, true, true},
+		{"never delivered", 0, false, true},
+		{"shared, the last pod", 1, true, true},
+		{"shared", 2, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := newAbleBare(t, "", preferAll)
+			p := b.proxy("a")
+			inner := &fakeStack{closing: 1}
+			p.px.stack = inner
+			if tt.users > 0 {
+				p.px.stack = &sharedStack{stack: inner, pool: &stackPool{}, users: tt.users}
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			drained := make(chan struct{})
+			go func() {
+				p.px.drain(ctx)
+				close(drained)
+			}()
+			if !tt.waits {
+				<-drained
+				return
+			}
+			select {
+			case <-drained:
+				t.Error("bytes that were not delivered are not waited for")
+			case <-time.After(3 * drainPoll):
+			}
+			if tt.delivered {
+				inner.change(func() { inner.closing = 0 })
+			} else {
+				cancel()
+			}
+			<-drained
+		})
+	}
+}
+
 // TestOutboundPort: a pod's outbound port is always the same, and in the range of ports that
 // programs do not listen on; the ports of neighbours differ.
 func TestOutboundPort(t *testing.T) {

@@ -86,6 +86,13 @@ func (s *sharedStack) Close() error {
 	return err
 }
 
+// hasOneUser reports whether one proxy uses the stack, so that its Close closes the stack.
+func (s *sharedStack) hasOneUser() bool {
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	return s.users == 1
+}
+
 // proxies are all proxies of the agent, those that it handed over included, since they have link
 // groups until they stop.
 type proxies struct {

@@ -361,6 +361,7 @@ type Stats struct {
 	MemoryBytes   uint64 // registered now
 	Groups        int
 	Conns         int
+	Closing       int // of Conns: closed in order, and not all bytes or the end are the peer's yet
 	ConnsSMCR     uint64
 	ConnsTCP      uint64
 	BytesSentSMCR uint64 // of connections that ended and live ones

@@ -38,6 +38,9 @@ func (s *Stack) Stats() Stats {
 	}
 	for c := range s.conns {
 		st.countConn(c)
+		if c.life.opened && c.life.closed.Load() && !c.streams.has(flagReset) {
+			st.Closing++
+		}
 	}
 	return st
 }

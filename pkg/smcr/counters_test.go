@@ -59,3 +59,44 @@ func TestStack_Stats(t *testing.T) {
 		t.Errorf("alive after the stack: %+v", end)
 	}
 }
+
+// TestStack_Stats_closing: a connection that was closed counts until its peer has its bytes and its end; one that was reset
+// does not.
+func TestStack_Stats_closing(t *testing.T) {
+	p := newPair(t, small)
+	a, b := p.dial(t)
+	if err := a.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Fatalf("read %d bytes, %v, want the end", n, err)
+	}
+	const size = 20 << 10 // more than the peer's RMBE takes
+	if _, err := b.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.server.Stats().Closing; got != 0 {
+		t.Errorf("%d connections are closing before Close", got)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if st := p.server.Stats(); st.Closing != 1 || st.Conns != 1 {
+		t.Errorf("%d connections of %d are closing, want 1 of 1", st.Closing, st.Conns)
+	}
+	if got, err := io.ReadAll(a); err != nil || len(got) != size {
+		t.Fatalf("read %d bytes, %v", len(got), err)
+	}
+	_ = a.Close()
+	waitFor(t, "nothing to deliver", func() bool { return p.server.Stats().Closing == 0 })
+
+	a, b = p.dial(t)
+	if _, err := b.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	_ = b.Abort()
+	if got := p.server.Stats().Closing; got != 0 {
+		t.Errorf("%d connections are closing after a reset", got)
+	}
+	_ = a.Close()
+}
