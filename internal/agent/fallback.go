@@ -138,6 +138,20 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 		px.log.Debug("destination not remembered", "peer", s.dst, "err", err) // all that this costs is one more rendezvous
 		return 0
 	}
+	if px.requires(s.peer()) {
+		// The policies may have changed meanwhile, and update have forgotten all entries before this one was made:
+		//
+		//	bypassFor                 update
+		//	requires: no
+		//	                          the policies require SMC-R
+		//	                          Forget
+		//	Bypass
+		//	requires: yes
+		if err := px.redirect.Forget(); err != nil {
+			px.log.Warn("negative cache not emptied, so that new connections may be plain TCP though SMC-R is required", "peer", s.dst, "err", err)
+		}
+		return 0
+	}
 	px.agent.bypasses.add(agentapi.Bypass{Pod: s.pod.String(), Dest: s.dst, Reason: code, Until: time.Now().Add(ttl)}, time.Now())
 	return ttl
 }

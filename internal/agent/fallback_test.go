@@ -251,6 +251,35 @@ func TestProxy_bypassOfOneInterface(t *testing.T) {
 	}
 }
 
+// lateRedirect enters a destination late: meanwhile the policies change.
+type lateRedirect struct {
+	*fakeRedirect
+	meanwhile func()
+}
+
+func (r lateRedirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
+	r.meanwhile()
+	return r.fakeRedirect.Bypass(dst, ttl)
+}
+
+// TestProxy_bypassLate: a destination for which SMC-R is required by the time that it is entered into the negative cache does
+// not stay there.
+func TestProxy_bypassLate(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	s := p.outboundTo("192.0.2.9:80")
+	p.px.redirect = lateRedirect{p.redir, func() {
+		b.put("", requireAll)
+		must(t, p.px.update(*p.px.atts.Load()))
+	}}
+	if p.px.bypass(s, agentapi.CodeRendezvous, false) {
+		t.Error("the destination is left alone, though SMC-R is required")
+	}
+	if got := p.redir.forgot; got != 2 { // by update and, behind the entry, by bypass
+		t.Errorf("the negative cache was emptied %d times, want 2", got)
+	}
+}
+
 // TestProxy_bypassFirst: for which reasons the destination is left alone before it is dialed, and
 // when it must not be dialed at all.
 func TestProxy_bypassFirst(t *testing.T) {
