@@ -4,6 +4,7 @@ package report
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
 // What a reporter says of the API server follows what becomes of its calls, also of an agent that has nothing
@@ -112,4 +115,38 @@ func TestReporter_contactNothingToWrite(t *testing.T) {
 			t.Errorf("with the SMCRNode of before: %+v", c)
 		}
 	})
+}
+
+// TestReporter_contactNothingLeft: an outage is over, too, when what could not be written has gone meanwhile, so that nothing
+// is left to write.
+func TestReporter_contactNothingLeft(t *testing.T) {
+	for _, known := range []bool{true, false} { // by the agent, that the pod has gone
+		t.Run(fmt.Sprintf("known %t", known), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				srv, src := newFakeServer(), &source{snap: healthy()}
+				r, _ := start(t, srv, src)
+				oneSecond()
+				srv.fail(errAway)
+				src.change(func(s *Snapshot) {
+					s.Verdicts, s.Attachments = []config.Verdict{verdict("web")}, []agentapi.Attachment{attachment("shop/web", agentapi.StateReady)}
+				})
+				pass(time.Minute)
+				if c := r.Contact(); !errors.Is(c.Away, errAway) {
+					t.Fatalf("while the API server is away: %+v", c)
+				}
+				if known {
+					src.change(func(s *Snapshot) { s.Verdicts, s.Attachments = nil, nil })
+					oneSecond()
+				}
+				srv.mu.Lock()
+				srv.refuse[key{kind: kindPod, namespace: "shop", name: "web"}] = apierrors.NewNotFound(schema.GroupResource{}, "web")
+				srv.mu.Unlock()
+				srv.fail(nil)
+				pass(awayMost + 2*renewEvery)
+				if c := r.Contact(); c != (Contact{Told: true}) {
+					t.Errorf("when the API server is back: %+v", c)
+				}
+			})
+		})
+	}
 }

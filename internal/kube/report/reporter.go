@@ -240,6 +240,11 @@ func (r *Reporter) act(ctx context.Context, now time.Time) (again time.Time, bus
 	if again.IsZero() || !later.IsZero() && later.Before(again) {
 		again = later
 	}
+	if again.IsZero() && r.isAway {
+		// What failed is not to be written any more, its pod has gone: so this caller does not know that the API server is away.
+		r.isAway = false
+		r.contact.found(callerReports, now)
+	}
 	return again, e != nil || ev != nil
 }
 
@@ -290,6 +295,7 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 			r.contact.tell()
 		}
 	case k.kind == kindPod && (isGone(err) || isAnother(err) || apierrors.IsConflict(err)):
+		r.back()
 		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
 	case isAboutObject(err):
 		r.back()
