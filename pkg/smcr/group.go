@@ -304,31 +304,38 @@ func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 
 // nextPeer returns the peer's RNIC where another link may end, zero if any will
 // do, and in version 2 how it is reached. A server that has not been asked for
-// one goes by the client's list.
+// one goes by the client's list, as far as it has routes. Where the list has no
+// other RNIC for it the client's answer names one, or refuses the link.
 func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 	if g.version < clc.V2 {
 		return asked, nil
 	}
-	if asked.IsZero() {
-		links := g.lg.Links()
-		used := func(gid rdma.GID) bool {
-			return slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid })
+	if !asked.IsZero() {
+		return asked, g.reach(asked)
+	}
+	links := g.lg.Links()
+	for _, gid := range g.gids.Slice() {
+		if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid }) {
+			continue
 		}
-		list := g.gids.Slice()
-		if i := slices.IndexFunc(list, func(gid rdma.GID) bool { return !used(gid) }); i >= 0 {
-			asked = list[i]
+		if to := g.reach(gid); g.s.devices.pick(0, gid, false, to) != nil {
+			return gid, to
 		}
 	}
-	to := &routes{}
-	for _, r := range g.s.devices.list {
-		if asked.IsZero() {
-			to[r.index] = g.s.route(r, r.gids.v2, g.gid) // a guess
-			to[r.index].Found = true
-		} else {
-			to[r.index] = g.s.route(r, r.gids.v2, asked)
-		}
+	to := g.reach(g.gid) // a guess
+	for i := range to {
+		to[i].Found = true
 	}
 	return asked, to
+}
+
+// reach tells how each device reaches a peer's RNIC now.
+func (g *group) reach(peer rdma.GID) *routes {
+	to := &routes{}
+	for _, r := range g.s.devices.list {
+		to[r.index] = g.s.route(r, r.gids.v2, peer)
+	}
+	return to
 }
 
 func (g *group) changed() {

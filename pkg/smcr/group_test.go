@@ -161,3 +161,41 @@ func TestGroup_secondRail(t *testing.T) {
 		_, _ = a.Close(), b.Close()
 	}
 }
+
+// TestGroup_clientRNICOutOfReach: a server goes by the RNICs of the client that it reaches, and makes an offer even if
+// it reaches no other than that of the first link: without an offer the client gives up.
+func TestGroup_clientRNICOutOfReach(t *testing.T) {
+	for _, tc := range []struct {
+		name           string
+		client, server []byte
+		links          int
+	}{
+		{"no other", []byte{1, 2}, []byte{1}, 1},
+		{"a third", []byte{1, 2, 3}, []byte{1, 3}, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f := newFakeFabric()
+			stack := func(last byte, nets []byte) *smcr.Stack {
+				return newStack(t, nil, quick, func(c *smcr.Config) {
+					c.Devices = nil
+					c.Route = func(netip.Addr, netip.Addr) (clc.Route, error) { return clc.Route{}, nil } // from no subnet to another
+					for _, n := range nets {
+						c.Devices = append(c.Devices, netDevice(f, n, last))
+					}
+				})
+			}
+			p := &pair{fabric: f, client: stack(1, tc.client), server: stack(2, tc.server)}
+			p.listen(t)
+			a, b := p.dial(t)
+			if a.Mode() != smcr.ModeSMCR {
+				t.Fatal(a.Info().Reason)
+			}
+			exchange(t, a, b)
+			waitFor(t, fmt.Sprintf("%d links", tc.links), func() bool {
+				g := p.server.LinkGroups()
+				return len(g) == 1 && len(g[0].Links) == tc.links
+			})
+			_, _ = a.Close(), b.Close()
+		})
+	}
+}
