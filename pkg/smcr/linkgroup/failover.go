@@ -241,7 +241,9 @@ func (c *Conn) failover(l *link) {
 // does so without validation, when nothing of it is under way.
 //
 // The validation message alone does not tell: it has no number, and one that was held up
-// itself may come when the peer has lost that link, too, and gone on over a third one.
+// itself may come when the peer has lost that link, too, and gone on over a third one. If
+// nothing was under way nothing follows the validation message, and the next number may come over
+// a link that the connection has moved to in order: then all validation messages before are settled.
 func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
 	set := uint8(1) << l.index
 	switch {
@@ -254,6 +256,9 @@ func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
 	g, old := c.g, c.at(c.peerLink)
 	failedOver := c.cameTo&set != 0
 	c.cameTo &^= set
+	if !failedOver && old != l {
+		c.cameTo = 0
+	}
 	c.peerLink = l.place()
 	if !failedOver || g.state != Active || old == nil || old == l || !old.isUp() {
 		return
