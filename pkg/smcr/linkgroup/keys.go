@@ -28,7 +28,7 @@ type rmb struct {
 	elements    []element
 	usedCount   int  // of elements that no connection can have
 	zombies     int  // elements of these whose connection the peer does not end
-	retired     bool // no other connection gets an element, because of the zombies
+	retired     bool // other connections get its elements last, because of the zombies
 	tokens      [MaxRNICs]RToken
 	registered  uint8 // bit set of the RNICs that tokens has an entry for
 	state       rmbState
@@ -169,11 +169,11 @@ func (k *keyTable) rmb(id RMBID) *rmb {
 }
 
 // take finds a free element of the given size, in a confirmed RMB if
-// there is one.
+// there is one, and of these in one that is not retired.
 func (k *keyTable) take(size uint32) (*rmb, int, error) {
-	for _, confirmed := range [...]bool{true, false} {
+	for _, which := range [...]struct{ confirmed, retired bool }{{true, false}, {true, true}, {false, false}, {false, true}} {
 		for _, r := range k.rmbs {
-			if r.elementSize != size || (r.state == rmbConfirmed) != confirmed {
+			if r.elementSize != size || (r.state == rmbConfirmed) != which.confirmed || r.retired != which.retired {
 				continue
 			}
 			if i, ok := r.take(); ok {

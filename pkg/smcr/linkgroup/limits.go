@@ -120,7 +120,7 @@ const (
 	// longer than it takes to repeat what it thinks was lost.
 	RMBEHold = 500 * time.Millisecond
 	// ZombieGrace is how long a connection that was given up may keep its RMBE
-	// before the RMB is taken out of use: longer than CLC messages and their
+	// before other RMBs are used first: longer than CLC messages and their
 	// time-outs take.
 	ZombieGrace = 15 * time.Second
 	// CloseTimeout bounds the wait for a peer that does not close (§4.8.1).

@@ -40,7 +40,7 @@ func (e *element) becomeStale() { e.held, e.stale = false, true }
 // take finds the element that has been free for the longest time: the less
 // likely is a write of the peer that is still on its way there.
 func (r *rmb) take() (int, bool) {
-	if r.state >= rmbDeleting || r.retired {
+	if r.state >= rmbDeleting {
 		return 0, false
 	}
 	best := -1
@@ -160,9 +160,7 @@ func (g *Group) UnconfirmedRMB(size uint32) (RMBID, bool) {
 
 // isKnown reports whether the peer knows the RMB or is being told of it, and
 // its elements are given to connections.
-func (r *rmb) isKnown() bool {
-	return !r.retired && (r.state == rmbConfirmed || r.state == rmbConfirming)
-}
+func (r *rmb) isKnown() bool { return r.state == rmbConfirmed || r.state == rmbConfirming }
 
 // drop gives an RMB back if it has no use any more.
 func (k *keyTable) drop(g *Group, r *rmb) {
@@ -215,8 +213,8 @@ func (k *keyTable) forgotten(g *Group, id RMBID) {
 
 // becomeZombie keeps the RMBE out of use until the peer says that it writes
 // no more, or has forgotten the RMB, or the group ends. The peer may just be
-// late: only ZombieGrace later no other connection gets an element of the RMB,
-// so that it can be taken back when those that have one now are gone.
+// late: only ZombieGrace later other connections get elements of other RMBs as far as there
+// are any, so that the RMB can be taken back when those that have one now are gone.
 func (c *Conn) becomeZombie(now time.Time) {
 	if c.zombie || c.done {
 		return
@@ -245,7 +243,7 @@ func (c *Conn) endZombie() {
 	}
 }
 
-// retireRMBs takes the RMBs out of use that have old zombies.
+// retireRMBs has the RMBs used last that have old zombies, or takes them back.
 func (t *connTable) retireRMBs(g *Group, now time.Time) {
 	t.retireAt = time.Time{}
 	for _, c := range t.list {
