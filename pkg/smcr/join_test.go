@@ -74,3 +74,34 @@ func TestServer_twoDoubtsMakeAnotherGroup(t *testing.T) {
 	exchange(t, a, b)
 	_, _ = a.Close(), b.Close()
 }
+
+// A client that vanishes between Accept and Confirm may know its RMBE, which stays out of use. The send buffer, into
+// which nothing was written, is free.
+func TestServer_vanishedClientsKeepNoSendBuffer(t *testing.T) {
+	const clients, size = 16, 64 << 10
+	p := newPair(t, versions(smcr.VersionsV2), func(c *smcr.Config) { c.RMBESizeBytes, c.SendBufferBytes = size, size })
+	a, b := p.dial(t)
+	group := p.server.LinkGroups()[0]
+	m := proposalV2(t, smcr.DefaultEID)
+	m.PeerID, m.Ext.GID = group.PeerID, group.Links[0].PeerGID
+	var vanish []net.Conn
+	for range clients {
+		c := dialFrom(t, netip.MustParseAddr("127.0.0.1"), p.l.Addr().String())
+		if propose(t, c, &m).FirstContact {
+			t.Fatal("a first contact, want the group of before")
+		}
+		vanish = append(vanish, c)
+	}
+	before := p.server.Stats()
+	for _, c := range vanish {
+		_ = c.Close()
+	}
+	waitFor(t, "half of the send buffers' memory", func() bool {
+		return p.server.Stats().MemoryBytes+clients/2*size <= before.MemoryBytes
+	})
+	if n := p.server.Stats().Conns; n != before.Conns {
+		t.Errorf("%d connections have RMBEs, want %d", n, before.Conns)
+	}
+	exchange(t, a, b)
+	_, _ = a.Close(), b.Close()
+}

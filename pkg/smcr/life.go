@@ -138,7 +138,7 @@ func (c *Conn) release() {
 	defer s.checkEmpty()
 	s.counters.past.countConn(c)
 	info := c.infoLocked()
-	_ = c.group.mem.giveSend(c.send.buf) // the region is unmapped either way
+	c.giveSend()
 	c.recv.deadline.Stop()
 	c.send.deadline.Stop()
 	c.send.coalesce.stop()
@@ -151,6 +151,15 @@ func (c *Conn) release() {
 	}
 	if h := s.cfg.Hooks.ConnClosed; h != nil && c.life.opened {
 		h(info)
+	}
+}
+
+// giveSend gives the send buffer back, of a connection that has sent what was in it or has not begun; the
+// caller holds the turn.
+func (c *Conn) giveSend() {
+	if c.send.buf.arena != nil {
+		_ = c.group.mem.giveSend(c.send.buf) // the region is unmapped either way
+		c.send.buf = &sendBuffer{}
 	}
 }
 

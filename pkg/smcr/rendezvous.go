@@ -513,6 +513,7 @@ func (r *rendezvous) discard(peerDeclined bool) {
 		r.conn.life.closed.Store(true)
 		r.conn.lc.Abandon(now, peerDeclined || !r.named)
 		r.group.flush(now)
+		r.conn.giveSend() // the RMBE may be the peer's for longer
 	}
 	if r.first && r.group != nil {
 		r.group.abandon()
