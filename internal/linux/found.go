@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -122,10 +124,13 @@ func foundSet(t *nftables.Table) *nftables.Set {
 	}
 }
 
+// foundElements are the elements of a record, those of this version's sysctls first. The others are of another version, which needs
+// them to restore its sysctls; what there is no room for, a program in the pod has put there.
 func foundElements(found map[sysctl]uint32) []nftables.SetElement {
+	others := slices.DeleteFunc(slices.Sorted(maps.Keys(found)), func(s sysctl) bool { return slices.Contains(sysctls[:], s) })
 	var elems []nftables.SetElement
-	for _, s := range sysctls {
-		if v, ok := found[s]; ok {
+	for _, s := range slices.Concat(sysctls[:], others) {
+		if v, ok := found[s]; ok && len(elems) < foundSize {
 			elems = append(elems, nftables.SetElement{Key: append(nativeU32(uint32(s)), nativeU32(v)...)})
 		}
 	}

@@ -3,6 +3,7 @@
 package linux
 
 import (
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/nftables"
 
 	"github.com/smcr-io/kube-smcr/internal/undo"
 )
@@ -211,5 +213,45 @@ func TestAttack_conntrack(t *testing.T) {
 			mustDo(t, r.Remove())
 			exchange(t, app, c)
 		})
+	}
+}
+
+// TestSysctls_ofAnotherVersion: what another version of the agent found of a sysctl that this one does not know stays in the record,
+// whatever this one does, so that the other version can restore the sysctl.
+func TestSysctls_ofAnotherVersion(t *testing.T) {
+	ns := newNS(t)
+	mustDo(t, install(t, ns, testConfig(families[0])).Close())
+	want, err := readFound(ns)
+	mustDo(t, err)
+	conn, err := openNFT(ns)
+	mustDo(t, err)
+	want[99] = 5
+	mustDo(t, errors.Join(conn.SetAddElements(foundSet(kubeTable()), []nftables.SetElement{{Key: append(nativeU32(99), nativeU32(5)...)}}),
+		conn.Flush(), conn.CloseLasting()))
+	untracked := testConfig(families[0])
+	untracked.Untracked = true
+	r := install(t, ns, untracked)
+	mustDo(t, r.Update(testConfig(families[0]))) // takes a sysctl of its own back
+	got, err := readFound(ns)
+	mustDo(t, err)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+	mustDo(t, r.Remove())
+}
+
+// TestFoundElements: all of a record is written again, but never more than the set has room for, in which what this version knows
+// comes first: a program in the pod may have filled the set.
+func TestFoundElements(t *testing.T) {
+	found := map[sysctl]uint32{fwmarkAccept: 1, looseTracking: 1}
+	for s := range sysctl(2 * foundSize) {
+		found[200-s] = 1
+	}
+	var got []uint32
+	for _, e := range foundElements(found) {
+		got = append(got, binary.NativeEndian.Uint32(e.Key))
+	}
+	if diff := cmp.Diff([]uint32{1, 3, 189, 190, 191, 192}, got); diff != "" {
+		t.Errorf("sysctls (-want +got):\n%s", diff)
 	}
 }
