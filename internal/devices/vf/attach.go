@@ -90,7 +90,8 @@ func (h Host) Attach(ctx context.Context, r Request) (Wiring, error) {
 		return Wiring{}, fmt.Errorf("attach device: %w", err)
 	}
 	defer unlock()
-	if err := h.takeBackLeftover(ctx, r.Device); err != nil {
+	owner := Owner{ContainerID: r.ContainerID, IfName: r.IfName, Network: r.Network, Pod: r.Pod, NetNS: r.NetNSPath}
+	if err := h.takeBackLeftover(ctx, r.Device, owner); err != nil {
 		return Wiring{}, fmt.Errorf("attach device: %w", err)
 	}
 	d, err := h.Device(r.Device)
@@ -100,7 +101,6 @@ func (h Host) Attach(ctx context.Context, r Request) (Wiring, error) {
 	if err != nil {
 		return Wiring{}, fmt.Errorf("attach device: %w", err)
 	}
-	owner := Owner{ContainerID: r.ContainerID, IfName: r.IfName, Network: r.Network, Pod: r.Pod, NetNS: r.NetNSPath}
 	t, err := h.newTask(&journal{
 		Asked:  r.Settings,
 		Wiring: Wiring{Device: d, Owner: owner, Mode: r.Mode, IfName: cmp.Or(r.PodIfName, r.IfName), Settings: r.Settings},

@@ -471,6 +471,43 @@ func TestAttach_deadOwner(t *testing.T) {
 	e.same(before)
 }
 
+// TestAttach_replacedOwner takes a device back from an earlier sandbox of the same pod, although its namespace is still there: kubelet has
+// given that sandbox up, and the runtime may never call DEL for it. Without a journal the namespace counts: the alias has no pod.
+func TestAttach_replacedOwner(t *testing.T) {
+	for _, mode := range modes {
+		t.Run(string(mode), func(t *testing.T) {
+			e := newEnv(t, 1, 2)
+			before := e.look()
+			var rs [2]Request
+			for p := range rs {
+				rs[p] = e.request(0, p)
+				rs[p].Mode, rs[p].Pod.UID = mode, "u1"
+			}
+			_, err := e.h.Attach(t.Context(), rs[0])
+			must(t, err)
+			var busy *BusyError
+			for name, change := range map[string]func(*Request){
+				"another pod": func(r *Request) { r.Pod.UID = "u2" }, "no UID": func(r *Request) { r.Pod.UID = "" },
+				"the same sandbox": func(r *Request) { r.ContainerID = rs[0].ContainerID },
+			} {
+				r := rs[1]
+				change(&r)
+				if _, err := e.h.Attach(t.Context(), r); !errors.As(err, &busy) || busy.Owner.ContainerID != "container0" {
+					t.Errorf("%s: error %v, want that container0 has the device", name, err)
+				}
+			}
+			w, err := e.h.Attach(t.Context(), rs[1])
+			must(t, err)
+			wired := e.look()
+			must(t, e.h.Detach(t.Context(), e.detachment(0, 0))) // of the earlier sandbox, at last
+			e.same(wired)
+			must(t, e.h.Check(t.Context(), w))
+			must(t, e.h.Detach(t.Context(), e.detachment(0, 1)))
+			e.same(before)
+		})
+	}
+}
+
 // TestAttach_holder waits for the process that has the former RDMA device open.
 func TestAttach_holder(t *testing.T) {
 	e := newEnv(t, 1, 1)

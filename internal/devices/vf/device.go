@@ -60,6 +60,13 @@ func (o Owner) Is(containerID, ifName string) bool {
 	return o.ContainerID == containerID && o.IfName == ifName
 }
 
+// ReplacedBy tells whether o is of an earlier sandbox of next's pod. Kubelet makes a pod's
+// sandbox only when it has given up the one before, for which the runtime may never call DEL:
+// as after it died before it stored that there is such a sandbox.
+func (o Owner) ReplacedBy(next Owner) bool {
+	return o.Pod.UID != "" && o.Pod.UID == next.Pod.UID && o.ContainerID != next.ContainerID
+}
+
 // String names the owner for messages.
 func (o Owner) String() string {
 	s := fmt.Sprintf("interface %s of container %s", o.IfName, o.ContainerID)

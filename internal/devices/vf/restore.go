@@ -179,9 +179,10 @@ func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 	return &journal{Wiring: w, marked: true}
 }
 
-// takeBackLeftover brings back a device after a call that was killed, or whose pod ended
-// without a Detach. The error is a *BusyError if a pod has the device.
-func (h Host) takeBackLeftover(ctx context.Context, id string) error {
+// takeBackLeftover brings back a device after a call that was killed, or whose pod ended, or
+// has got another sandbox, without a Detach: next is who is to have the device. The error is
+// a *BusyError if a pod has the device.
+func (h Host) takeBackLeftover(ctx context.Context, id string, next Owner) error {
 	j, err := h.readJournal(id)
 	if errors.Is(err, fs.ErrNotExist) {
 		home, err := h.openHome()
@@ -197,7 +198,7 @@ func (h Host) takeBackLeftover(ctx context.Context, id string) error {
 	} else if err != nil {
 		return err
 	}
-	if j.Complete && alive(j.Wiring.Owner) {
+	if j.Complete && alive(j.Wiring.Owner) && (j.marked || !j.Wiring.Owner.ReplacedBy(next)) {
 		return &BusyError{Device: id, Owner: j.Wiring.Owner, IfName: j.Wiring.IfName}
 	}
 	if err := h.takeBack(ctx, j); err != nil {
@@ -267,7 +268,7 @@ func (h Host) collect(ctx context.Context, id string, valid func(Owner) bool) er
 	}
 	// The device has no journal, or one of an Attach that was killed.
 	var busy *BusyError
-	if err := h.takeBackLeftover(ctx, id); err != nil && !errors.As(err, &busy) {
+	if err := h.takeBackLeftover(ctx, id, Owner{}); err != nil && !errors.As(err, &busy) {
 		return err
 	}
 	if busy != nil && !valid(busy.Owner) {
