@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
@@ -87,7 +89,7 @@ func TestKernelPath_notAttached(t *testing.T) {
 	b.attach("other", 2)
 	b.start()
 	s.change(func() {
-		s.attachErr = errors.New("missing attach")
+		s.attachErr = fmt.Errorf("missing attach: %w", kernelpath.ErrUnfit)
 		s.pods[3], s.sockets[3] = kernelpath.PodConfig{}, true
 	})
 	p, q := b.attach("a", 1), b.attach("b", 3)
@@ -125,11 +127,11 @@ func TestKernelPath_notAttached(t *testing.T) {
 	}
 }
 
-// A pod that an earlier agent attached, that this one cannot attach and that has sockets of SMC, is looked at again until these are gone:
+// A pod that an earlier agent attached, that this one finds unfit and that has sockets of SMC, is looked at again until these are gone:
 // what kept it away may be over.
 func TestManager_stepKernelAgain(t *testing.T) {
 	bench, s := newKernelBench(t, kernelPreferred)
-	s.pins, s.attachErr = true, errors.New("missing attach")
+	s.pins, s.attachErr = true, kernelpath.ErrNoVethRNIC
 	s.pods[1], s.sockets[1] = kernelpath.PodConfig{}, true
 	b := newBare(t, bench)
 	b.kernel.add("/netns/a", 1)
@@ -146,6 +148,34 @@ func TestManager_stepKernelAgain(t *testing.T) {
 	step(retryMost/2, true)
 	step(retryMost/2, false)
 	step(0, false)
+}
+
+// A pod that an earlier agent attached stays so, with its connections, while an error that may be over soon keeps this one from attaching it.
+func TestManager_stepKernelInherited(t *testing.T) {
+	for _, step := range []string{"addresses", "open", "attach"} {
+		t.Run(step, func(t *testing.T) {
+			bench, s := newKernelBench(t, kernelPreferred)
+			s.pins, s.pods[1], s.sockets[1] = true, kernelpath.PodConfig{}, true
+			b := newBare(t, bench)
+			b.kernel.add("/netns/a", 1)
+			failed := map[string]*error{"addresses": &s.addressesErr, "open": &s.openErr, "attach": &s.attachErr}[step]
+			*failed = unix.ENOMEM
+			p, now := &pod{atts: []cni.Attachment{attachmentOf("a", "192.0.2.1/24")}, set: b.a.rnics.Node()}, time.Now()
+			for range 2 {
+				if done := b.a.manager.stepKernel(p, false, now); !done || p.state != podFailed || !errors.Is(p.err, unix.ENOMEM) || p.unavailable != nil || p.kernel != nil {
+					t.Errorf("done %t, pod %+v", done, p)
+				}
+				now = now.Add(retryMost)
+			}
+			if _, is := s.pod(1); !is || len(s.revoking.asked) != 0 {
+				t.Errorf("chosen %t, connections looked at %+v", is, s.revoking.asked)
+			}
+			s.change(func() { *failed = nil })
+			if done := b.a.manager.stepKernel(p, false, now); !done || p.state != podKernel || p.err != nil {
+				t.Errorf("done %t, pod %+v when the error is over", done, p)
+			}
+		})
+	}
 }
 
 // A pod with a proxy of which it is not known that nothing of it is in the kernel loses the proxy first.

@@ -42,3 +42,29 @@ func noPins(err error) bool {
 	var missing *kernelpath.MissingError
 	return errors.As(err, &missing) && missing.Missing == kernelpath.NoPins
 }
+
+// errVersion1 is why no pod is on its kernel's SMC-R on a node where the operator wants version 1.
+var errVersion1 = errors.New("the kernel's SMC-R uses version 2, and node.versions is v1")
+
+// isInherited tells whether an earlier agent may have left a pod, which this one has not looked at yet, on its kernel's SMC-R.
+func (m *manager) isInherited(p *pod) bool {
+	return p.kernel == nil && !p.noKernel && p.proxy == nil && m.a.cfg.smc.pinned()
+}
+
+// staysOnKernel tells whether a pod whose policy prefers its kernel's SMC-R, and that err keeps from being attached, stays as it is: to
+// take it off would end its connections. So do pods that this agent attached and, where err may be over soon, those that an earlier agent did.
+func (m *manager) staysOnKernel(p *pod, err error) bool {
+	if p.kernel != nil {
+		return !p.kernel.leaving
+	}
+	var missing *kernelpath.MissingError
+	if errors.As(err, &missing) {
+		return false
+	}
+	for _, unable := range []error{kernelpath.ErrUnfit, kernelpath.ErrUnfitHost, kernelpath.ErrNoVethRNIC, errVersion1} {
+		if errors.Is(err, unable) {
+			return false
+		}
+	}
+	return m.isInherited(p) && m.untouched(p, err) != nil
+}

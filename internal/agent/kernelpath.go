@@ -530,7 +530,7 @@ type kernelPod struct {
 func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernelpath.PodConfig, err error) {
 	n := m.a.node.Load()
 	if n.Versions == config.VersionsV1 {
-		return cfg, errors.New("the kernel's SMC-R uses version 2, and node.versions is v1")
+		return cfg, errVersion1
 	}
 	sel, err := n.Exactly(podsOf(atts)...)
 	if err != nil {
@@ -561,7 +561,7 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 		p.unavailable = nil
 	}
 	switch {
-	case d == config.DatapathKernel, optional && m.kernelAvailable(p, now):
+	case d == config.DatapathKernel, optional && (m.isInherited(p) || m.kernelAvailable(p, now)):
 		if p.proxy != nil {
 			m.stopForRestart(p, m.a.changeCode(podOf(p.atts[0])))
 		}
@@ -574,7 +574,8 @@ func (m *manager) stepKernel(p *pod, changed bool, now time.Time) bool {
 			p.unavailable = nil
 			return true
 		}
-		if !optional || p.kernel != nil && !p.kernel.leaving {
+		if !optional || m.staysOnKernel(p, err) {
+			p.unavailable = nil
 			m.notAttached(p, err, now)
 			return true
 		}

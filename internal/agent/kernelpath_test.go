@@ -36,7 +36,7 @@ type fakeSMC struct {
 	removed int
 
 	openErr, fitErr, attachErr error
-	mayHaveErr                 error
+	addressesErr, mayHaveErr   error
 	removeErr                  error
 	sockets                    map[uint64]bool // by inode: namespaces with sockets of SMC
 	pods                       map[uint64]kernelpath.PodConfig
@@ -92,7 +92,9 @@ func (s *fakeSMC) remove() error {
 }
 
 func (s *fakeSMC) addresses() ([]netip.Addr, error) {
-	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, s.addressesErr
 }
 
 func (s *fakeSMC) close() error {
