@@ -68,3 +68,12 @@ func (m *manager) staysOnKernel(p *pod, err error) bool {
 	}
 	return m.isInherited(p) && m.untouched(p, err) != nil
 }
+
+// clearForKernel ends what an earlier agent diverts to its listeners in a pod that becomes its kernel's. If that agent handed over, it may
+// carry connections of the pod on: as in clear, what they need stays, and diverts nothing.
+func (m *manager) clearForKernel(n podNet) error {
+	if m.a.tookFrom != "" {
+		return n.endDiversion()
+	}
+	return n.sweep()
+}

@@ -7,8 +7,10 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
@@ -96,5 +98,23 @@ func TestLinuxSMC_mayHave(t *testing.T) {
 			t.Errorf("%t, %v, want %t", got, err, want)
 		}
 		must(t, linux.SweepOptionFilter(linux.In(ns)))
+	}
+}
+
+// What the agent before this one diverted in a pod that is its kernel's now ends. If that agent handed over, and carries the connections
+// on, they keep what they need.
+func TestManager_attachKernelAfter(t *testing.T) {
+	for before, want := range map[string][2]int{"": {1, 0}, "old": {0, 1}} {
+		bench, s := newKernelBench(t, kernelPreferred)
+		b := newBare(t, bench)
+		b.a.tookFrom = before
+		in := b.kernel.add("/netns/a", 1)
+		p := &pod{atts: []cni.Attachment{attachmentOf("a", "192.0.2.1/24")}, set: b.a.rnics.Node()}
+		if done := b.a.manager.stepKernel(p, false, time.Now()); !done || p.state != podKernel || s.attached != 1 {
+			t.Errorf("done %t, pod %+v", done, p)
+		}
+		if got := [2]int{in.sweeps, in.ends}; got != want {
+			t.Errorf("after agent %q: %d sweeps and ends of the diversion, want %d", before, got, want)
+		}
 	}
 }

@@ -708,7 +708,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	}
 	err = c.fit(k.net, cfg)
 	if err == nil {
-		err = k.net.sweep() // what an earlier agent diverted to its listeners
+		err = m.clearForKernel(k.net)
 	}
 	if err == nil {
 		err = c.attach(k.net, cfg)
