@@ -101,12 +101,13 @@ func TestWire_ipamAway(t *testing.T) {
 	for _, tt := range []struct {
 		name, version, after string
 		gc                   bool
+		again                string // call of a DEL after all is given back, by the pod's claims
 	}{
-		{"version 0.3.1", "0.3.1", blue, false},
-		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, false},
-		{"no IPAM plugin any more", "1.1.0", "", false},
-		{"another pool, by GC", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, true},
-		{"no IPAM plugin any more, by GC", "1.1.0", "", true},
+		{"version 0.3.1", "0.3.1", blue, false, "DEL c1 smcr0 blue\n"},
+		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, false, "DEL c1 smcr0 green\n"},
+		{"no IPAM plugin any more", "1.1.0", "", false, ""},
+		{"another pool, by GC", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, true, ""},
+		{"no IPAM plugin any more, by GC", "1.1.0", "", true, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n, run, ipamDir, relist := claimNode(t, tt.version, blue)
@@ -133,7 +134,7 @@ func TestWire_ipamAway(t *testing.T) {
 			}
 			calls, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
 			must(t, err)
-			want := "ADD c1 smcr0 blue\n" + strings.Repeat("DEL c1 smcr0 blue\n", 3)
+			want := "ADD c1 smcr0 blue\n" + strings.Repeat("DEL c1 smcr0 blue\n", 3) + tt.again
 			// Without a record and a result the interface is the one that the call is about.
 			if got := regexp.MustCompile(`(DEL c1 eth0|GC) .*\n`).ReplaceAllString(string(calls), ""); got != want {
 				t.Errorf("calls of the IPAM plugin %q, want %q", got, want)

@@ -40,6 +40,8 @@ type fakeHost struct {
 	owners  map[string]vf.Wiring
 	attach  error // what the next Attach fails with
 	checks  error // what Check says
+	// ended is a container whose namespace counts as gone.
+	ended string
 	// hideRDMA makes the devices' RDMA devices those of another namespace.
 	hideRDMA bool
 }
@@ -135,8 +137,14 @@ func moveLink(from, to *linux.NetNS, name, newName string, up bool) (a netlink.L
 	return a, err
 }
 
-func (h *fakeHost) Attach(_ context.Context, r vf.Request) (vf.Wiring, error) {
+func (h *fakeHost) Attach(ctx context.Context, r vf.Request) (vf.Wiring, error) {
 	d, err := h.Device(r.Device)
+	if o := d.Owner; o != nil && (o.ContainerID == h.ended || o.ReplacedBy(vf.Owner{ContainerID: r.ContainerID, Pod: r.Pod})) {
+		if err := h.Collect(ctx, func(x vf.Owner) bool { return x != *o }); err != nil {
+			return vf.Wiring{}, err
+		}
+		d, err = h.Device(r.Device)
+	}
 	if err == nil {
 		err = d.Usable()
 	}

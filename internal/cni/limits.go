@@ -50,6 +50,9 @@ const (
 	// lockWait bounds the wait for another call for the same attachment; runtimes
 	// make one at a time, and give up on the whole after minutes.
 	lockWait = 30 * time.Second
+	// formerWait bounds the wait for a call for an attachment that ADD takes a device back
+	// from: such a call does itself what ADD would.
+	formerWait = time.Second
 	// ipamTimeout bounds one call of an IPAM plugin: DHCP tries for ten
 	// seconds and more, and container runtimes wait two minutes.
 	ipamTimeout = 60 * time.Second

@@ -218,6 +218,17 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	default:
 		defer unlock()
 	}
+	errs := append(p.endRecord(c, args), p.delDevices(c, args))
+	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !deviceinfo.IsOfCNI(f) {
+		p.tell("DEL leaves the device-info file %s alone, which is not in %s", f, deviceinfo.CNIDir)
+	} else if err := deviceinfo.Remove(f); err != nil {
+		p.tell("DEL: %v", err)
+	}
+	return firstError(errs)
+}
+
+// endRecord gives the addresses of an attachment back, removes its record, and tells the agent.
+func (p Plugin) endRecord(c NetConf, args *skel.CmdArgs) []error {
 	store := c.store()
 	kept, err := p.delIPAM(c, args)
 	errs := []error{err}
@@ -231,13 +242,7 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 		p.tell("DEL: %v", err)
 	}
 	_ = p.notifyAgent(c, Event{Verb: "DEL", ContainerID: args.ContainerID, IfName: args.IfName}) // the error is on stderr
-	errs = append(errs, p.delDevices(c, args))
-	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !deviceinfo.IsOfCNI(f) {
-		p.tell("DEL leaves the device-info file %s alone, which is not in %s", f, deviceinfo.CNIDir)
-	} else if err := deviceinfo.Remove(f); err != nil {
-		p.tell("DEL: %v", err)
-	}
-	return firstError(errs)
+	return errs
 }
 
 // firstError is the first of several errors, with the texts of all in its details: a CNI
@@ -328,7 +333,8 @@ func (p Plugin) giveBack(c NetConf, args *skel.CmdArgs, a Attachment, rerr error
 
 // unrecorded are the names of the interfaces that an attachment without a record may have
 // addresses for. After a reboot there is neither a record nor a journal, but the addresses
-// are still taken, and the runtime has the result of the ADD.
+// are still taken, and the runtime has the result of the ADD. After an ADD that was killed
+// before Attach wrote a journal there are only the pod's claims.
 func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 	if c.IPAM.Type == "" {
 		return nil
@@ -343,6 +349,12 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 	for _, d := range all {
 		if d.Owner != nil && d.Owner.Is(args.ContainerID, args.IfName) && !slices.Contains(names, d.PodIfName) {
 			names = append(names, d.PodIfName)
+		}
+	}
+	pod, _ := parsePod(args.Args) // ADD has refused such arguments
+	for _, r := range p.claimed(c, Attachment{ContainerID: args.ContainerID, IfName: args.IfName, Pod: pod}) {
+		if !slices.Contains(names, r.ifName) {
+			names = append(names, r.ifName)
 		}
 	}
 	var r result

@@ -63,16 +63,16 @@ func (p Plugin) addWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	return p.wire(c, a, args, ifRequest{device: id, ifName: args.IfName, settings: c.settings(), mode: c.mode()})
 }
 
-// claimed are the devices that the pod claimed and that are not wired yet. They become
-// further interfaces beside the one that ADD was called for. Left out are devices that
-// pods share, which get no interface, and devices that another network of the pod wired.
+// claimed are the devices that the pod claimed. They become further interfaces beside the
+// one that ADD was called for. Left out are devices that pods share, which get no interface,
+// and devices that another attachment of the pod has.
 func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
 	if a.Pod.UID == "" {
 		return nil // outside Kubernetes
 	}
 	devices, err := claims.NewStore(c.DataDir).OfPod(a.Pod.UID)
 	if err != nil { // some records could not be read; they may be of other pods
-		p.tell("ADD goes on without some claims: %v", err)
+		p.tell("some claims are left out: %v", err)
 	}
 	var out []ifRequest
 	named := func(name string) bool { // by a claim, or chosen before
@@ -81,7 +81,7 @@ func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
 	}
 	for _, d := range devices {
 		dev, err := p.host(c).Device(d.ID)
-		if d.Shared || err == nil && dev.Owner != nil && dev.Owner.ContainerID == a.ContainerID {
+		if d.Shared || err == nil && dev.Owner != nil && dev.Owner.ContainerID == a.ContainerID && dev.Owner.IfName != a.IfName {
 			continue
 		}
 		name := d.IfName
@@ -159,7 +159,8 @@ func joined(details string, err error) string {
 // one makes one interface. The IPAM plugin runs at the same time, unless it needs the
 // interface first.
 func (w *wiring) one(ctx context.Context, one ifRequest) error {
-	if err := w.mayUse(one.device); err != nil {
+	dev, err := w.mayUse(one.device)
+	if err != nil {
 		return err
 	}
 	i := ipam{conf: w.c, args: w.args, ifName: one.ifName}
@@ -167,7 +168,7 @@ func (w *wiring) one(ctx context.Context, one ifRequest) error {
 	if !i.needsInterface() {
 		addresses = w.allocate(ctx, i)
 	}
-	wired, err := w.attach(ctx, one)
+	wired, err := w.attachAfter(ctx, one, w.former(dev))
 	if err != nil {
 		return err
 	}
@@ -217,18 +218,18 @@ func start[T any](f func() (T, error)) func() (T, error) {
 	return func() (T, error) { <-done; return v, err }
 }
 
-// mayUse checks that the network may use the device. It does not check that the device
+// mayUse returns the device, and checks that the network may use it. It does not check that the device
 // is free: Attach does, which may have to take the device back from an ended pod first.
-func (w *wiring) mayUse(id string) error {
+func (w *wiring) mayUse(id string) (vf.Device, error) {
 	dev, err := w.host().Device(id)
 	if err != nil {
-		return deviceError(id, err)
+		return dev, deviceError(id, err)
 	}
 	if !w.c.uses(dev) {
-		return types.NewError(CodeDevice, "device "+id+": correct pfNames, or the resource that handed it out",
+		return dev, types.NewError(CodeDevice, "device "+id+": correct pfNames, or the resource that handed it out",
 			fmt.Sprintf("it is a VF of %q (%s), the network uses %s", dev.PF, dev.PFPCI, strings.Join(w.c.PFNames, ", ")))
 	}
-	return nil
+	return dev, nil
 }
 
 func (w *wiring) host() Host { return w.p.host(w.c) }
