@@ -193,16 +193,21 @@ func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, trunca
 	}
 }
 
-// carryOut writes and deletes slices. If a slice has changed since it was read, the API
-// server refuses the write, and the key is reconciled again.
+// carryOut writes and deletes slices. If a slice has changed since it was read, or is gone, the API
+// server refuses the write, and the key is reconciled again. Until all are written nothing is deleted:
+// what is to be written may have the addresses of what is to be deleted.
 func (r *peers) carryOut(ctx context.Context, todo placement) error {
 	var errs []error
 	for _, s := range todo.create {
 		errs = append(errs, wrapSlice("create", s, r.client.Create(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
 	}
 	for _, s := range todo.update {
-		errs = append(errs, wrapSlice("update", s, client.IgnoreNotFound(r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController)))))
+		errs = append(errs, wrapSlice("update", s, r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
 	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	errs = nil
 	for _, s := range todo.remove {
 		errs = append(errs, wrapSlice("delete", s, client.IgnoreNotFound(r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID}))))
 	}

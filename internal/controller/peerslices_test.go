@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -162,6 +163,46 @@ func (lagging) Get(_ context.Context, k client.ObjectKey, _ client.Object, _ ...
 func (l lagging) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
 	list.(*corev1.PodList).Items = []corev1.Pod{{Spec: corev1.PodSpec{NodeName: l.node}}}
 	return nil
+}
+
+// refusing is an API server that answers updates with an error.
+type refusing struct {
+	client.Client // nil: nothing else is asked
+	err           error
+	deleted       int
+}
+
+func (r *refusing) Update(context.Context, client.Object, ...client.UpdateOption) error { return r.err }
+
+func (r *refusing) Delete(context.Context, client.Object, ...client.DeleteOption) error {
+	r.deleted++
+	return nil
+}
+
+// TestPeers_carryOut: slices whose addresses go to another one stay until that one has them.
+func TestPeers_carryOut(t *testing.T) {
+	obj := newPolicy("shop", "p")
+	have := carriedOut(nil, placeAddresses(obj, nil, addrs(0, 2*v1alpha1.MaxPeerAddresses+1)))
+	todo := placeAddresses(obj, have, slices.Concat(addrs(0, 2), addrs(v1alpha1.MaxPeerAddresses, 2), addrs(2*v1alpha1.MaxPeerAddresses, 1)))
+	if len(todo.update) == 0 || len(todo.remove) == 0 {
+		t.Fatalf("%d slices changed, %d removed: want three that become one", len(todo.update), len(todo.remove))
+	}
+	slice := v1alpha1.GroupVersion().WithResource("smcrpeerslices").GroupResource()
+	for _, tt := range []struct {
+		name    string
+		err     error
+		deletes int
+	}{
+		{"the update is done", nil, len(todo.remove)},
+		{"somebody else changed the slice", apierrors.NewConflict(slice, "p-0", errors.New("changed")), 0},
+		{"somebody else deleted it", apierrors.NewNotFound(slice, "p-0"), 0},
+	} {
+		c := &refusing{err: tt.err}
+		err := (&peers{client: c}).carryOut(t.Context(), todo)
+		if c.deleted != tt.deletes || (err != nil) != (tt.err != nil) {
+			t.Errorf("%s: %d deleted, want %d; error %v", tt.name, c.deleted, tt.deletes, err)
+		}
+	}
 }
 
 // TestPeers_podsBeforeTheirNamespace: a pod's event that comes before its namespace is known leads to no policy, so that
