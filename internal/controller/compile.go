@@ -105,13 +105,21 @@ func (s peerSelector) inNamespace(own, namespace string, lbls labels.Set) bool {
 	return s.namespaces.Matches(lbls)
 }
 
-// runs says whether the pod can have connections.
+// runs says whether the pod counts as one that has connections. One that terminates has the old ones only.
 func runs(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp.IsZero()
 }
 
-// carries says whether the pod runs in a network of its own. Its addresses stand for it alone, so it can be a peer.
+// carries says whether the pod runs in a network of its own.
 func carries(pod *corev1.Pod) bool { return runs(pod) && !pod.Spec.HostNetwork }
+
+// hasAddresses says whether the pod's programs may use its addresses, and so have connections. That is so during a pod's grace, too: kubelet
+// sets a final phase, or lets the object go, when the programs have ended. If the node is gone, the object stays, and nobody
+// else gets the addresses.
+func hasAddresses(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
+
+// canBePeer says whether the pod's addresses are in use and stand for the pod alone.
+func canBePeer(pod *corev1.Pod) bool { return hasAddresses(pod) && !pod.Spec.HostNetwork }
 
 // mayCarry says whether the pod can use SMC-R at all: it carries, or asks for that in its node's network, or did so.
 func mayCarry(pod *corev1.Pod) bool {

@@ -26,7 +26,7 @@ type peerView struct {
 
 // resolvePeers returns the addresses that the peer selectors of p select, sorted: those of
 // the pods that they select, and the cluster addresses of the Services all of whose pods
-// they select.
+// they select. Pods that terminate are pods like others until they have ended: their connections live, and new ones may be made.
 func resolvePeers(p *policy, v peerView) ([]netip.Addr, error) {
 	found := map[netip.Addr]bool{}
 	for i := range v.namespaces {
@@ -77,7 +77,7 @@ func resolvePeers(p *policy, v peerView) ([]netip.Addr, error) {
 func selectPods(pods []corev1.Pod, selectors []labels.Selector) []int {
 	var out []int
 	for i := range pods {
-		if !carries(&pods[i]) {
+		if !canBePeer(&pods[i]) {
 			continue
 		}
 		for _, s := range selectors {
@@ -104,7 +104,7 @@ func onlySelected(svc *corev1.Service, pods []corev1.Pod, selected []int) bool {
 		if isSelected {
 			next++
 		}
-		if pods[i].Status.Phase != corev1.PodRunning || !pods[i].DeletionTimestamp.IsZero() || !sel.Matches(labels.Set(pods[i].Labels)) {
+		if !hasAddresses(&pods[i]) || !sel.Matches(labels.Set(pods[i].Labels)) {
 			continue
 		}
 		if !isSelected {

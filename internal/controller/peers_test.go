@@ -35,6 +35,7 @@ func TestResolvePeers(t *testing.T) {
 	}
 	everything := &v1alpha1.LabelSelector{}
 	hostNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
+	terminating := func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }
 	for _, tt := range []struct {
 		name      string
 		selectors []v1alpha1.PeerSelector
@@ -80,6 +81,18 @@ func TestResolvePeers(t *testing.T) {
 		{
 			name: "a Service that also has other pods", selectors: []v1alpha1.PeerSelector{{PodSelector: matching("version", "2")}},
 			pods:     []corev1.Pod{pod("shop", "a", "db", "10.0.0.1", labelled("version", "1")), pod("shop", "b", "db", "10.0.0.2", labelled("version", "2"))},
+			services: []corev1.Service{service("shop", "db", "10.96.0.1")},
+			want:     []string{"10.0.0.2"},
+		},
+		{
+			name: "a pod that terminates, and its Service", selectors: []v1alpha1.PeerSelector{{PodSelector: matching("app", "db")}},
+			pods:     []corev1.Pod{pod("shop", "a", "db", "10.0.0.1", terminating)},
+			services: []corev1.Service{service("shop", "db", "10.96.0.1")},
+			want:     []string{"10.0.0.1", "10.96.0.1"},
+		},
+		{
+			name: "a Service of which another pod terminates", selectors: []v1alpha1.PeerSelector{{PodSelector: matching("version", "2")}},
+			pods:     []corev1.Pod{pod("shop", "a", "db", "10.0.0.1", labelled("version", "1"), terminating), pod("shop", "b", "db", "10.0.0.2", labelled("version", "2"))},
 			services: []corev1.Service{service("shop", "db", "10.96.0.1")},
 			want:     []string{"10.0.0.2"},
 		},

@@ -215,7 +215,7 @@ func sameForPolicies(a, b *corev1.Pod) bool {
 
 // sameForPeers says whether a and b are equal in all that the peers of policies depend on.
 func sameForPeers(a, b *corev1.Pod) bool {
-	if carries(a) != carries(b) || a.Status.Phase != b.Status.Phase || !maps.Equal(a.Labels, b.Labels) || len(a.Status.PodIPs) != len(b.Status.PodIPs) {
+	if a.Status.Phase != b.Status.Phase || !maps.Equal(a.Labels, b.Labels) || len(a.Status.PodIPs) != len(b.Status.PodIPs) {
 		return false
 	}
 	for i := range a.Status.PodIPs {

@@ -102,7 +102,7 @@ func TestSamePods(t *testing.T) {
 		{"ended", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, false, false},
 		{"other address", func(p *corev1.Pod) { p.Status.PodIPs[0].IP = "10.0.0.2" }, true, false},
 		{"more addresses", func(p *corev1.Pod) { p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: "fd00::1"}) }, true, false},
-		{"being deleted", func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }, false, false},
+		{"being deleted", func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }, false, true},
 	} {
 		a, b := newPod("shop", "a", "n", "10.0.0.1"), newPod("shop", "a", "n", "10.0.0.1")
 		tt.edit(b)
