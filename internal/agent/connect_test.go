@@ -160,7 +160,7 @@ func TestProxy_outbound(t *testing.T) {
 				wantReset(t, far)
 			} else {
 				pingOnce(t, far)
-				if s := b.a.sessions.list(p.px); len(s) != 1 || s[0].modeNow() != tt.want {
+				if s := b.a.sessions.list(p.px); len(s) != 1 || s[0].info().Mode != tt.want {
 					t.Errorf("sessions %v, want one on %s", s, tt.want)
 				}
 				if d := cmp.Diff(tt.uses, b.use()); d != "" {

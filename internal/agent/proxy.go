@@ -331,11 +331,7 @@ func (px *proxy) enforcePolicies() {
 //
 // Whichever comes first, the other one finds what it has to find.
 func (px *proxy) enforcePolicy(s *session) {
-	was, is := s.decision, px.agent.node.Load().Decide(s.pod, s.peer())
-	mode := s.modeNow()
-	switch {
-	case was.Accelerate && !is.Accelerate && mode != smcr.ModeTCP.String(),
-		is.Required && mode == smcr.ModeTCP.String():
+	if s.isForbidden() {
 		s.abort(px.agent.changeCode(s.pod))
 	}
 }

@@ -40,6 +40,8 @@ type session struct {
 	mode     string
 	code     agentapi.Code
 	ended    agentapi.Code // the code of abort
+	// version is that of the policy that selected the session last; "" if that has no peer selectors.
+	version string
 	// cancel ends the context of the session's set-up; nil: it has ended, and holds no memory any more.
 	cancel context.CancelCauseFunc
 }
@@ -69,6 +71,24 @@ func (s *session) abort(code agentapi.Code) {
 		_ = s.peerConn.Abort() // an error says no more than that the connection is over
 	}
 	s.relay.wake()
+}
+
+// isForbidden says whether the policies in force do not allow the session. A session on SMC-R goes on while the policy that selected
+// it last says the same as then, though its peer selectors do not find the peer any more: the peer has ended, mostly, and may have left
+// bytes to read.
+func (s *session) isForbidden() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.proxy.agent.node.Load() // with mu held, so that no older node has the last word about version
+	is := n.Decide(s.pod, s.peer())
+	switch {
+	case s.mode == smcr.ModeTCP.String():
+		return is.Required
+	case is.Accelerate:
+		s.version = n.VersionOf(s.pod, is.Policy)
+		return false
+	}
+	return s.decision.Accelerate && !n.HasVersion(s.pod, s.version)
 }
 
 // setApp enters the application's connection of an inbound session. It returns false if the session
@@ -117,13 +137,6 @@ func (s *session) endedBy() agentapi.Code {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ended
-}
-
-// modeNow is what carries the session so far.
-func (s *session) modeNow() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mode
 }
 
 // info describes the session for the API.
@@ -268,14 +281,16 @@ func (px *proxy) relay(s *session, c peerConn, tcp *net.TCPConn, then func(sent,
 	r.start()
 }
 
-// decide enters the session's pod, and what the policies say of the session.
+// decide enters the session's pod, and what the policies say of the session, which nobody else knows yet.
 func (px *proxy) decide(s *session) {
 	local := s.src.Addr()
 	if s.dir == agentapi.Inbound {
 		local = s.dst.Addr()
 	}
 	s.proxy, s.pod = px, px.identity(local)
-	s.decision = px.agent.node.Load().Decide(s.pod, s.peer())
+	n := px.agent.node.Load()
+	s.decision = n.Decide(s.pod, s.peer())
+	s.version = n.VersionOf(s.pod, s.decision.Policy)
 }
 
 // recordEnd records why the agent reset a session, if it did, or that its link group ended.

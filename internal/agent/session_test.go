@@ -10,8 +10,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -32,7 +35,7 @@ func TestSession_abort(t *testing.T) {
 	tcp, tcpFar := loopback(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	s := &session{cancel: cancel, app: app}
-	if !s.setPeerConn(plainTCP{tcp, time.Now()}, smcr.ModeTCP.String(), agentapi.CodeNoPolicy) || s.modeNow() != smcr.ModeTCP.String() {
+	if !s.setPeerConn(plainTCP{tcp, time.Now()}, smcr.ModeTCP.String(), agentapi.CodeNoPolicy) || s.info().Mode != smcr.ModeTCP.String() {
 		t.Fatal("the peerConn of a live session was refused")
 	}
 	if s.endedBy() != "" {
@@ -50,8 +53,8 @@ func TestSession_abort(t *testing.T) {
 		t.Error("a connection was entered into a session that is over")
 	}
 	wantLive(t, lateFar)
-	if s.modeNow() != smcr.ModeTCP.String() {
-		t.Errorf("mode %s", s.modeNow())
+	if s.info().Mode != smcr.ModeTCP.String() {
+		t.Errorf("mode %s", s.info().Mode)
 	}
 }
 
@@ -152,4 +155,72 @@ func TestProxy_register(t *testing.T) {
 		t.Errorf("after the end of the proxy: ended by %q, context %v", s.endedBy(), ctx.Err())
 	}
 	wantReset(t, far)
+}
+
+// selectsPeers is the configuration of a pod whose policy, of a generation, finds its peers by selectors. The policy's slice is of
+// generation sliceOf.
+func selectsPeers(t testing.TB, base *config.Node, generation, sliceOf int64, port int32, peers ...string) *config.Node {
+	t.Helper()
+	yes := "true"
+	policy := testPolicy(func(s *v1alpha1.SMCRPolicySpec) {
+		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
+		s.Ports = []v1alpha1.PolicyPort{{Port: port}}
+	})
+	policy.Generation, policy.UID = generation, "u"
+	o := config.Objects{
+		Pods:     []config.PodObject{{Namespace: "test", Name: "a", Enabled: &yes}},
+		Policies: []v1alpha1.SMCRPolicy{policy},
+	}
+	if len(peers) > 0 {
+		o.PeerSlices = []v1alpha1.SMCRPeerSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "p-0"}, Policy: "p", PolicyGeneration: sliceOf, Addresses: peers}}
+	}
+	n, _, bad := config.FromObjects(base, o)
+	if len(bad) > 0 {
+		t.Fatal(bad)
+	}
+	return n
+}
+
+// TestSession_isForbidden: a session on SMC-R goes on when the selectors of its policy do not find its peer any more, and ends when
+// the policy says something else.
+func TestSession_isForbidden(t *testing.T) {
+	type step struct {
+		generation, sliceOf int64
+		port                int32
+		peers               []string
+	}
+	both, other := []string{"192.0.2.8", "192.0.2.9"}, []string{"192.0.2.8"}
+	for _, tt := range []struct {
+		name  string
+		mode  string
+		steps []step
+		ends  bool
+	}{
+		{"the peer leaves", "SMC-R", []step{{1, 1, 80, other}}, false},
+		{"all peers leave", "SMC-R", []step{{1, 1, 80, nil}}, false},
+		{"the peer leaves while the session connects", agentapi.ModeConnecting, []step{{1, 1, 80, other}}, false},
+		{"it leaves, and the port does", "SMC-R", []step{{1, 1, 80, other}, {2, 1, 81, other}}, true},
+		{"the port leaves", "SMC-R", []step{{2, 1, 81, both}}, true},
+		{"other selectors", "SMC-R", []step{{2, 1, 80, both}, {2, 2, 80, other}}, true},
+		{"other selectors that find nobody", "SMC-R", []step{{2, 1, 80, both}, {2, 2, 80, nil}}, true},
+		{"other selectors, peers first", "SMC-R", []step{{1, 2, 80, other}}, true},
+		{"the peer leaves a policy that changed", "SMC-R", []step{{2, 1, 80, both}, {2, 2, 80, both}, {2, 2, 80, other}}, false},
+	} {
+		b := newAbleBare(t, "", preferAll)
+		base := b.a.node.Load()
+		b.a.adopt(selectsPeers(t, base, 1, 1, 80, both...))
+		p := b.proxy("a")
+		s := p.live(t, "192.0.2.9:80")
+		s.mode = tt.mode
+		for i, x := range tt.steps {
+			if s.endedBy() != "" {
+				t.Errorf("%s: ended before step %d", tt.name, i)
+			}
+			b.a.adopt(selectsPeers(t, base, x.generation, x.sliceOf, x.port, x.peers...))
+			p.px.enforcePolicies()
+		}
+		if want := map[bool]agentapi.Code{true: agentapi.CodePolicyChange}[tt.ends]; s.endedBy() != want {
+			t.Errorf("%s: ended by %q, want %q", tt.name, s.endedBy(), want)
+		}
+	}
 }

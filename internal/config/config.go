@@ -413,6 +413,9 @@ type Policy struct {
 	Addresses []netip.Addr
 	// NoPeers says that the policy selects no address: its peer selectors find no pod.
 	NoPeers bool
+	// Version names what a policy with peer selectors says, which is another one when its spec changes, or when Addresses
+	// are first those of the changed spec. It stays when pods come and go. It is "" without peer selectors.
+	Version string
 	// Except are addresses that the policy does not select.
 	Except []netip.Prefix
 	// Ports are the ports of the service, whichever side it is on; empty means

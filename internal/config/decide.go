@@ -131,6 +131,22 @@ func (n *Node) PoliciesFor(pod Pod) []Policy {
 	return out
 }
 
+// VersionOf returns the version of a policy that selects the pod; "" if the policy has no peer selectors.
+func (n *Node) VersionOf(pod Pod, policy string) string {
+	for _, p := range n.PoliciesFor(pod) {
+		if p.Name == policy {
+			return p.Version
+		}
+	}
+	return ""
+}
+
+// HasVersion says whether a policy of that version selects the pod. The connections that the policy selected before, and selects no
+// more, are then those with pods that its peer selectors do not find any more. The version "" says nothing.
+func (n *Node) HasVersion(pod Pod, version string) bool {
+	return version != "" && slices.ContainsFunc(n.PoliciesFor(pod), func(p Policy) bool { return p.Version == version })
+}
+
 // DatapathFor returns what carries the connections of a pod, as the first policy that selects it wants, or
 // DatapathAgent if there is none. It is DatapathAgent, too, if one of the policies has mode Required, as nobody
 // refuses connections that the kernel makes plain TCP; overruled says so then, and is "" otherwise.

@@ -203,9 +203,10 @@ type rankedPolicy struct {
 // rank translates the policies of each namespace and sorts them by rank.
 func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
 	type key struct{ namespace, policy string }
-	found := map[key][]netip.Addr{}
+	found, generations := map[key][]netip.Addr{}, map[key][]int64{}
 	for _, s := range o.PeerSlices {
 		k := key{s.Namespace, s.Policy}
+		generations[k] = append(generations[k], s.PolicyGeneration)
 		for _, text := range s.Addresses {
 			if a, err := netip.ParseAddr(text); err == nil {
 				found[k] = append(found[k], a.Unmap().WithZone(""))
@@ -217,9 +218,13 @@ func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
 	for i := range o.Policies {
 		object := &o.Policies[i]
 		r := rankedPolicy{object: object}
+		k := key{object.Namespace, object.Name}
 		var err error
 		if r.selector, err = object.Spec.PodSelector.Selector(); err == nil {
-			r.policy, err = policyOf(base, object, found[key{object.Namespace, object.Name}])
+			r.policy, err = policyOf(base, object, found[k])
+		}
+		if peers := object.Spec.Peers; peers != nil && len(peers.Selectors) > 0 {
+			r.policy.Version = versionOf(object, generations[k])
 		}
 		if err != nil {
 			bad = append(bad, &PolicyError{object.Namespace, object.Name, err})
@@ -231,6 +236,15 @@ func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
 		slices.SortFunc(rs, func(a, b rankedPolicy) int { return v1alpha1.CompareRank(a.object, b.object) })
 	}
 	return out, bad
+}
+
+// versionOf is the version of a policy with peer selectors, whose slices are of the given generations of it.
+func versionOf(object *v1alpha1.SMCRPolicy, slicesOf []int64) string {
+	v := fmt.Sprintf("%s/%d", object.UID, object.Generation)
+	if slices.ContainsFunc(slicesOf, func(g int64) bool { return g != object.Generation }) {
+		v += " with peers of another generation" // some that the policy selects no more, perhaps
+	}
+	return v
 }
 
 // policyOf translates a policy. found are the addresses of the pods that its peer

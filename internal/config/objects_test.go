@@ -496,6 +496,61 @@ func TestFromObjects_rules(t *testing.T) {
 	}
 }
 
+// TestFromObjects_version: what changes the version of a policy with peer selectors, and who has it.
+func TestFromObjects_version(t *testing.T) {
+	selecting := func(generation int64) v1alpha1.SMCRPolicy {
+		p := smcrPolicy("p", 1, func(s *v1alpha1.SMCRPolicySpec) {
+			s.PodSelector.MatchLabels = map[string]v1alpha1.LabelValue{"app": "web"}
+			s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
+		})
+		p.UID, p.Generation = "u", generation
+		return p
+	}
+	slice := func(name string, generation int64, addrs ...string) v1alpha1.SMCRPeerSlice {
+		return v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Policy: "p", PolicyGeneration: generation, Addresses: addrs}
+	}
+	node := func(label string, p v1alpha1.SMCRPolicy, peers ...v1alpha1.SMCRPeerSlice) *Node {
+		n, _, _ := FromObjects(clusterBase(t, ""), Objects{Pods: []PodObject{shopPod(label)}, Policies: []v1alpha1.SMCRPolicy{p}, PeerSlices: peers})
+		return n
+	}
+	pod := Pod{Namespace: "shop", Name: "web-0", UID: "u1"}
+	was := node("app=web", selecting(1), slice("p-0", 1, "10.0.0.1"), slice("p-1", 1, "10.0.0.2"))
+	version := was.VersionOf(pod, "p")
+	if version == "" || was.VersionOf(pod, "q") != "" || was.VersionOf(Pod{Namespace: "shop", Name: "other"}, "p") != "" {
+		t.Errorf("versions: %q, of a policy that is not there %q", version, was.VersionOf(pod, "q"))
+	}
+	plain := smcrPolicy("p", 1, nil)
+	plain.UID, plain.Generation = "u", 1
+	anew := selecting(1)
+	anew.UID = "v"
+	for _, tt := range []struct {
+		name string
+		n    *Node
+		want bool
+	}{
+		{"as before", was, true},
+		{"other peers", node("app=web", selecting(1), slice("p-0", 1, "10.0.0.3")), true},
+		{"no peers", node("app=web", selecting(1)), true},
+		{"a changed spec, and the peers of the old one", node("app=web", selecting(2), slice("p-0", 1)), false},
+		{"a changed spec", node("app=web", selecting(2), slice("p-0", 2)), false},
+		{"peers of a changed spec that is not known yet", node("app=web", selecting(1), slice("p-0", 2), slice("p-1", 1)), false},
+		{"another policy of the name", node("app=web", anew), false},
+		{"the pod is not selected", node("app=db", selecting(1)), false},
+		{"no peer selectors", node("app=web", plain), false},
+	} {
+		if got := tt.n.HasVersion(pod, version); got != tt.want {
+			t.Errorf("%s: has the version: %t", tt.name, got)
+		}
+		if tt.n.HasVersion(pod, "") {
+			t.Errorf("%s: has a version that is none", tt.name)
+		}
+	}
+	old, now := node("app=web", selecting(2), slice("p-0", 1)), node("app=web", selecting(2), slice("p-0", 2))
+	if old.VersionOf(pod, "p") == now.VersionOf(pod, "p") {
+		t.Errorf("version %q also with the peers of an older spec", now.VersionOf(pod, "p"))
+	}
+}
+
 // TestNode_Outbound_bounded: however much policies select, the redirection gets
 // what it can hold, and nothing that is selected is missing.
 func TestNode_Outbound_bounded(t *testing.T) {
