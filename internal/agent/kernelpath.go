@@ -526,9 +526,8 @@ type kernelPod struct {
 	revoked revoked
 }
 
-// kernelConfig is how the policies in force want a pod.
-func (m *manager) kernelConfig(atts []cni.Attachment, now time.Time) (cfg kernelpath.PodConfig, err error) {
-	n := m.a.node.Load()
+// kernelConfig is how the policies of n want a pod.
+func (m *manager) kernelConfig(n *config.Node, atts []cni.Attachment, now time.Time) (cfg kernelpath.PodConfig, err error) {
 	if n.Versions == config.VersionsV1 {
 		return cfg, errVersion1
 	}
@@ -644,7 +643,7 @@ func (m *manager) becomeUnavailable(p *pod, err error, now time.Time) {
 
 // tryKernel looks whether attachKernel can do its work in a pod, and changes nothing there.
 func (m *manager) tryKernel(p *pod, now time.Time) error {
-	cfg, err := m.kernelConfig(p.atts, now)
+	cfg, err := m.kernelConfig(m.a.node.Load(), p.atts, now)
 	if err != nil {
 		return err
 	}
@@ -673,7 +672,8 @@ func (m *manager) openKernelPod(p *pod) (kernelPod, error) {
 // attachKernel makes a pod's new sockets the kernel's SMC, or brings the filter in line with the policies and
 // the pods of the node. If that fails in a pod that is attached, it stays as it is.
 func (m *manager) attachKernel(p *pod, now time.Time) error {
-	cfg, err := m.kernelConfig(p.atts, now)
+	n := m.a.node.Load()
+	cfg, err := m.kernelConfig(n, p.atts, now)
 	if err != nil {
 		return err
 	}
@@ -681,7 +681,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 		k, was := *p.kernel, p.kernel.leaving
 		// The buffers stay those of the first time, and are taken back as such.
 		cfg.SendBufferBytes, cfg.RMBEBytes = k.cfg.SendBufferBytes, k.cfg.RMBEBytes
-		if !was && p.state == podKernel && reflect.DeepEqual(cfg, k.cfg) {
+		if !was && p.state == podKernel && reflect.DeepEqual(cfg, k.cfg) && reflect.DeepEqual(saidOf(n, p.atts), k.revoked.said) {
 			there, err := m.a.kernelPath.get().filtered(k.net)
 			if there {
 				m.revokeAgain(p, cfg.Filter, now)
@@ -692,7 +692,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 		if err := m.a.kernelPath.get().attach(k.net, cfg); err != nil {
 			return err
 		}
-		k.cfg, k.leaving, k.revoked = cfg, false, revoked{}
+		k.cfg, k.leaving, k.revoked = cfg, false, k.revoked.after(saidOf(n, p.atts), k.cfg.Filter, cfg.Filter)
 		p.becomeKernel(&k)
 		m.revoke(p, cfg.Filter, now)
 		return nil
@@ -717,7 +717,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 		m.a.kernelPath.release()
 		return errors.Join(err, k.net.close())
 	}
-	k.cfg = cfg
+	k.cfg, k.revoked.said = cfg, saidOf(n, p.atts)
 	p.becomeKernel(&k)
 	m.revoke(p, cfg.Filter, now) // what an earlier agent's filter let be
 	m.a.kernelStats.begin(p.kernel)

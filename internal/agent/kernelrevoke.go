@@ -5,11 +5,13 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
@@ -32,6 +34,41 @@ type revoked struct {
 	allowed   []uint64
 	// problem is why connections live that the filter refuses; "" if none does.
 	problem string
+	// said is what the pod's policies said when the filter was made, and spared what their filters selected since they say that:
+	// such connections may go on.
+	said   [][]config.Policy
+	spared []linux.OutboundRule
+}
+
+// saidOf is what the policies of a pod say, of each attachment, whichever pods their peer selectors find.
+func saidOf(n *config.Node, atts []cni.Attachment) [][]config.Policy {
+	out := make([][]config.Policy, len(atts))
+	for i, att := range atts {
+		out[i] = slices.Clone(n.PoliciesFor(podOf(att)))
+		for j := range out[i] {
+			out[i][j].Addresses, out[i][j].NoPeers = nil, false
+		}
+	}
+	return out
+}
+
+// after is where looking at the pod's connections begins when the filter was, and is now another one. As long as the policies say the same,
+// what left the filter are the addresses of peers that their selectors do not find any more, and isForbidden of a session says
+// why these are spared.
+func (r revoked) after(said [][]config.Policy, was, is linux.OptionFilterConfig) revoked {
+	next := revoked{said: said}
+	if !reflect.DeepEqual(said, r.said) {
+		return next
+	}
+	for _, x := range slices.Concat(was.Peers, r.spared) {
+		same := func(y linux.OutboundRule) bool {
+			return x.Prefix == y.Prefix && x.Exclude == y.Exclude && slices.Equal(x.Ports, y.Ports)
+		}
+		if len(next.spared) < maxSpared && !slices.ContainsFunc(is.Peers, same) && !slices.ContainsFunc(next.spared, same) {
+			next.spared = append(next.spared, x)
+		}
+	}
+	return next
 }
 
 // revokeAgain looks once more at the connections of a pod whose filter did not change, if there may be
@@ -45,7 +82,7 @@ func (m *manager) revokeAgain(p *pod, f linux.OptionFilterConfig, now time.Time)
 	m.revoke(p, f, now)
 }
 
-// revoke ends the connections of a pod on its kernel's SMC-R that the pod's filter refuses.
+// revoke ends the connections of a pod on its kernel's SMC-R that the pod's filter refuses, but for those that are spared.
 func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
 	k := *p.kernel
 	was := k.revoked.problem
@@ -53,6 +90,7 @@ func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
 		k.revoked.until = now.Add(revokeFor)
 	}
 	k.revoked.lookAt = now.Add(leaveEvery)
+	f.Peers = slices.Concat(f.Peers, k.revoked.spared)
 	found, err := m.a.kernelPath.get().revoke(k.net, f, k.revoked.allowed)
 	k.revoked.unsettled, k.revoked.allowed, k.revoked.problem = found.Unsettled, found.Allowed, ""
 	if err != nil {

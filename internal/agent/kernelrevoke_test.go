@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -157,6 +158,76 @@ func TestManager_revokeAgain(t *testing.T) {
 		if got := s.looks() > 0; got != tt.want {
 			t.Errorf("%s: looked at: %t", tt.name, got)
 		}
+	}
+}
+
+// An address that leaves the slices of a policy, and comes back or not, does not end connections, until the policy says something else.
+func TestKernelRevoke_peerLeaves(t *testing.T) {
+	c := newClusterBench(t, "a")
+	s := newFakeSMC()
+	c.cfg.smc = s
+	base := c.node
+	set := func(p selecting) {
+		n := p.node(t, base, v1alpha1.DatapathKernel)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.node = n
+	}
+	x, y, z := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("192.0.2.8"), netip.MustParseAddr("192.0.2.9")
+	set(selecting{1, 1, 80, []string{"192.0.2.7", "192.0.2.8"}})
+	c.cfg.Node = c.node
+	c.attach("a", 1)
+	c.start()
+	for _, step := range []struct {
+		name    string
+		p       selecting
+		selects []netip.Addr // for new connections
+		spares  []netip.Addr
+	}{
+		{"one leaves", selecting{1, 1, 80, []string{"192.0.2.7"}}, []netip.Addr{x}, []netip.Addr{x, y}},
+		{"another comes", selecting{1, 1, 80, []string{"192.0.2.7", "192.0.2.9"}}, []netip.Addr{x, z}, []netip.Addr{x, y, z}},
+		{"all leave", selecting{1, 1, 80, nil}, nil, []netip.Addr{x, y, z}},
+		{"one comes back", selecting{1, 1, 80, []string{"192.0.2.8"}}, []netip.Addr{y}, []netip.Addr{x, y, z}},
+		{"the policy changes, its peers are the old ones", selecting{2, 1, 80, []string{"192.0.2.7", "192.0.2.8"}}, []netip.Addr{x, y}, []netip.Addr{x, y}},
+		{"its peers follow", selecting{2, 2, 80, []string{"192.0.2.8"}}, []netip.Addr{y}, []netip.Addr{y}},
+		{"another port", selecting{3, 3, 81, []string{"192.0.2.8"}}, nil, nil},
+	} {
+		set(step.p)
+		c.reload <- struct{}{}
+		c.sync()
+		cfg, _ := s.pod(1)
+		var looked linux.OptionFilterConfig
+		s.change(func() { looked = s.revoking.asked[len(s.revoking.asked)-1] })
+		for _, a := range []netip.Addr{x, y, z} {
+			if got := cfg.Filter.Allows(a, 80); got != slices.Contains(step.selects, a) {
+				t.Errorf("%s: new connections with %v: %t", step.name, a, got)
+			}
+			if got := looked.Allows(a, 80); got != slices.Contains(step.spares, a) {
+				t.Errorf("%s: live connections with %v: %t", step.name, a, got)
+			}
+		}
+	}
+}
+
+// What is spared is bounded, and the newest has its place.
+func TestRevoked_after(t *testing.T) {
+	rules := func(first, n int) (out []linux.OutboundRule) {
+		for i := first; i < first+n; i++ {
+			out = append(out, linux.OutboundRule{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), 32)})
+		}
+		return out
+	}
+	said := [][]config.Policy{{{Version: "u/1"}}}
+	r := revoked{said: said}
+	for _, left := range [][]linux.OutboundRule{rules(0, maxSpared), rules(maxSpared, 1)} {
+		r = r.after(said, linux.OptionFilterConfig{Peers: left}, linux.OptionFilterConfig{})
+	}
+	newest := rules(maxSpared, 1)[0].Prefix
+	if n := len(r.spared); n != maxSpared || r.spared[0].Prefix != newest {
+		t.Errorf("%d are spared, the first is %v, want %v", n, r.spared[0], newest)
+	}
+	if r = r.after([][]config.Policy{{{Version: "u/2"}}}, linux.OptionFilterConfig{Peers: rules(0, 1)}, linux.OptionFilterConfig{}); len(r.spared) != 0 {
+		t.Errorf("%d are spared although the policy changed", len(r.spared))
 	}
 }
 

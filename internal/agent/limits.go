@@ -69,6 +69,9 @@ const (
 	// handshakeLife is how long they are looked at now and then after that: Linux repeats its answer to a
 	// SYN for 63 s (tcp_synack_retries is 5), and only when the peer has acknowledged that the rendezvous begins.
 	handshakeLife = 70 * time.Second
+	// maxSpared is how many addresses that left a pod's filter, while its policies say the same, end no connection: a
+	// few times what a filter has. Most of them are those of pods that have ended.
+	maxSpared = 1024
 
 	// handoverTTL is how long diversions to the listeners of an agent that handed over stay in
 	// force, or for node.redirectTTL if that is longer. The successor replaces them pod by pod, in some ten milliseconds each.

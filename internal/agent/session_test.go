@@ -157,22 +157,28 @@ func TestProxy_register(t *testing.T) {
 	wantReset(t, far)
 }
 
-// selectsPeers is the configuration of a pod whose policy, of a generation, finds its peers by selectors. The policy's slice is of
-// generation sliceOf.
-func selectsPeers(t testing.TB, base *config.Node, generation, sliceOf int64, port int32, peers ...string) *config.Node {
+// selecting is a policy that finds its peers by selectors, and the slice of the policy.
+type selecting struct {
+	generation, sliceOf int64
+	port                int32
+	peers               []string // none: no slice
+}
+
+// node is the configuration of a pod that the policy selects.
+func (p selecting) node(t testing.TB, base *config.Node, datapath v1alpha1.Datapath) *config.Node {
 	t.Helper()
 	yes := "true"
 	policy := testPolicy(func(s *v1alpha1.SMCRPolicySpec) {
 		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
-		s.Ports = []v1alpha1.PolicyPort{{Port: port}}
+		s.Ports, s.Datapath = []v1alpha1.PolicyPort{{Port: p.port}}, datapath
 	})
-	policy.Generation, policy.UID = generation, "u"
+	policy.Generation, policy.UID = p.generation, "u"
 	o := config.Objects{
 		Pods:     []config.PodObject{{Namespace: "test", Name: "a", Enabled: &yes}},
 		Policies: []v1alpha1.SMCRPolicy{policy},
 	}
-	if len(peers) > 0 {
-		o.PeerSlices = []v1alpha1.SMCRPeerSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "p-0"}, Policy: "p", PolicyGeneration: sliceOf, Addresses: peers}}
+	if len(p.peers) > 0 {
+		o.PeerSlices = []v1alpha1.SMCRPeerSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "p-0"}, Policy: "p", PolicyGeneration: p.sliceOf, Addresses: p.peers}}
 	}
 	n, _, bad := config.FromObjects(base, o)
 	if len(bad) > 0 {
@@ -184,31 +190,26 @@ func selectsPeers(t testing.TB, base *config.Node, generation, sliceOf int64, po
 // TestSession_isForbidden: a session on SMC-R goes on when the selectors of its policy do not find its peer any more, and ends when
 // the policy says something else.
 func TestSession_isForbidden(t *testing.T) {
-	type step struct {
-		generation, sliceOf int64
-		port                int32
-		peers               []string
-	}
 	both, other := []string{"192.0.2.8", "192.0.2.9"}, []string{"192.0.2.8"}
 	for _, tt := range []struct {
 		name  string
 		mode  string
-		steps []step
+		steps []selecting
 		ends  bool
 	}{
-		{"the peer leaves", "SMC-R", []step{{1, 1, 80, other}}, false},
-		{"all peers leave", "SMC-R", []step{{1, 1, 80, nil}}, false},
-		{"the peer leaves while the session connects", agentapi.ModeConnecting, []step{{1, 1, 80, other}}, false},
-		{"it leaves, and the port does", "SMC-R", []step{{1, 1, 80, other}, {2, 1, 81, other}}, true},
-		{"the port leaves", "SMC-R", []step{{2, 1, 81, both}}, true},
-		{"other selectors", "SMC-R", []step{{2, 1, 80, both}, {2, 2, 80, other}}, true},
-		{"other selectors that find nobody", "SMC-R", []step{{2, 1, 80, both}, {2, 2, 80, nil}}, true},
-		{"other selectors, peers first", "SMC-R", []step{{1, 2, 80, other}}, true},
-		{"the peer leaves a policy that changed", "SMC-R", []step{{2, 1, 80, both}, {2, 2, 80, both}, {2, 2, 80, other}}, false},
+		{"the peer leaves", "SMC-R", []selecting{{1, 1, 80, other}}, false},
+		{"all peers leave", "SMC-R", []selecting{{1, 1, 80, nil}}, false},
+		{"the peer leaves while the session connects", agentapi.ModeConnecting, []selecting{{1, 1, 80, other}}, false},
+		{"it leaves, and the port does", "SMC-R", []selecting{{1, 1, 80, other}, {2, 1, 81, other}}, true},
+		{"the port leaves", "SMC-R", []selecting{{2, 1, 81, both}}, true},
+		{"other selectors", "SMC-R", []selecting{{2, 1, 80, both}, {2, 2, 80, other}}, true},
+		{"other selectors that find nobody", "SMC-R", []selecting{{2, 1, 80, both}, {2, 2, 80, nil}}, true},
+		{"other selectors, peers first", "SMC-R", []selecting{{1, 2, 80, other}}, true},
+		{"the peer leaves a policy that changed", "SMC-R", []selecting{{2, 1, 80, both}, {2, 2, 80, both}, {2, 2, 80, other}}, false},
 	} {
 		b := newAbleBare(t, "", preferAll)
 		base := b.a.node.Load()
-		b.a.adopt(selectsPeers(t, base, 1, 1, 80, both...))
+		b.a.adopt(selecting{1, 1, 80, both}.node(t, base, v1alpha1.DatapathAgent))
 		p := b.proxy("a")
 		s := p.live(t, "192.0.2.9:80")
 		s.mode = tt.mode
@@ -216,7 +217,7 @@ func TestSession_isForbidden(t *testing.T) {
 			if s.endedBy() != "" {
 				t.Errorf("%s: ended before step %d", tt.name, i)
 			}
-			b.a.adopt(selectsPeers(t, base, x.generation, x.sliceOf, x.port, x.peers...))
+			b.a.adopt(x.node(t, base, v1alpha1.DatapathAgent))
 			p.px.enforcePolicies()
 		}
 		if want := map[bool]agentapi.Code{true: agentapi.CodePolicyChange}[tt.ends]; s.endedBy() != want {
