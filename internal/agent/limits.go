@@ -112,6 +112,9 @@ const (
 	// renewMost is the time between two renewals at most, also with a long TTL: for so long heartbeat and
 	// the accept loops do not see that the proxy closes its listeners, and one goroutine closes those of all.
 	renewMost = time.Second
+	// lastPatience is how long a program may take to read what came before a reset: short for a person who waits for
+	// the reset, and long for bytes that have room.
+	lastPatience = 250 * time.Millisecond
 	// acceptPause is the pause after Accept failed for want of descriptors or memory. It is no
 	// progress of the accept loop, so if the failure lasts, the diversion ends.
 	acceptPause = 20 * time.Millisecond

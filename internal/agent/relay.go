@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -32,8 +33,9 @@ func reset(c *net.TCPConn) {
 
 // relay copies bytes between the application's connection and the network's until both directions
 // have ended, and then closes both connections in order. If one connection breaks, relay resets
-// both. A direction that has ended still watches for a reset, which relay passes on at once. While
-// nothing moves a direction is parked, and has no goroutine: see [smcr.Direction].
+// both, after what had arrived on the broken one. A direction that has ended still watches for a reset,
+// which relay passes on at once. While nothing moves a direction is parked, and has no goroutine: see
+// [smcr.Direction].
 //
 // Back-pressure needs no code: each direction reads only after it wrote.
 type relay struct {
@@ -46,11 +48,12 @@ type relay struct {
 	out, in    *smcr.Direction // from the application to the network, and back
 	sent, recv int64           // each of its direction until that has ended
 
-	mu       sync.Mutex // guards what is below
-	left     int        // directions that have not ended
-	err      error      // the first one, which matters
-	appEnded bool       // we have ended our stream to the application, or are about to
-	netEnded bool       // and that to the network
+	mu       sync.Mutex  // guards what is below
+	left     int         // directions that have not ended
+	err      error       // the first one, which matters
+	patience *time.Timer // ends the last direction; nil: that needs none
+	appEnded bool        // we have ended our stream to the application, or are about to
+	netEnded bool        // and that to the network
 }
 
 // newRelay returns a relay that has not begun. It owns the three connections from start on.
@@ -132,40 +135,61 @@ func (r *relay) wake() {
 	}
 }
 
-// end ends a direction.
+// end ends a direction. If the connection to which the direction writes is broken, the other one passes on
+// what had arrived there before the reset, as TCP gives a program what is in its receive queue, and then
+// finds the reset, too:
+//
+//	client           agent                        server
+//	upload --------> RelayTo
+//	                 RelayTo -------------------> is busy
+//	                          <------ response,   rejects the rest
+//	                          <----- and a reset
+//	                 RelayTo: connection reset
+//	     <---------- RelayFrom: the response
+//	     <---------- RelayFrom: connection reset
 func (r *relay) end(err error) {
-	if err != nil {
-		r.fail(err)
-	}
 	r.mu.Lock()
 	r.left--
 	last := r.left == 0
-	err = r.err
+	if r.err == nil {
+		r.err = err
+	}
+	wait := !last && brokeWriting(err)
+	if wait {
+		r.patience = time.AfterFunc(lastPatience, r.fail)
+	}
+	patience := r.patience
+	failed := r.err
 	r.mu.Unlock()
+	if failed != nil && !wait {
+		r.fail()
+	}
 	if !last {
 		return
 	}
-	if err == nil {
+	if patience != nil {
+		patience.Stop()
+	}
+	if failed == nil {
 		// Undo resetOnClose just before the orderly close. A connection that its other side reset
 		// meanwhile has no such option, so errors do not matter.
 		_ = r.app.SetLinger(-1)
 		_ = r.tcp.SetLinger(-1)
-		err = errors.Join(r.app.Close(), r.net.Close())
+		failed = errors.Join(r.app.Close(), r.net.Close())
 	}
-	r.over(r.sent, r.recv, err)
+	r.over(r.sent, r.recv, failed)
 }
 
-// fail resets both connections.
-func (r *relay) fail(err error) {
-	r.mu.Lock()
-	first := r.err == nil
-	if first {
-		r.err = err
-	}
-	r.mu.Unlock()
-	if first {
-		reset(r.app)
-		_ = r.net.Abort() // r.err is the first error, which matters
-		r.wake()
-	}
+// brokeWriting reports whether a direction ended because of the connection to which it writes, other than that
+// we have closed it.
+func brokeWriting(err error) bool {
+	op := (*net.OpError)(nil)
+	return errors.As(err, &op) && (op.Op == "write" || op.Op == "close") && !errors.Is(err, net.ErrClosed)
+}
+
+// fail resets both connections, and may be called again.
+func (r *relay) fail() {
+	reset(r.app)
+	_ = r.net.Abort() // r.err is the first error, which matters
+	r.wake()
 }
