@@ -132,6 +132,12 @@ func Lingering(s *Stack) (n int, awaited bool) {
 	return len(s.lingering.links), awaited
 }
 
+// HoldTurn keeps a stack's turn until release, which does not look for work that came meanwhile.
+func HoldTurn(s *Stack) (release func()) {
+	s.turn.Lock()
+	return s.turn.Unlock
+}
+
 // DeviceActive tells whether links may be made on a device.
 func (s *Stack) DeviceActive(i int) bool {
 	s.lock()

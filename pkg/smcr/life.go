@@ -175,7 +175,7 @@ func (c *Conn) groupDone() {
 // TCP.
 func (c *Conn) Close() error { return c.end(false) }
 
-// Abort resets the connection: the peer gets ECONNRESET.
+// Abort resets the connection: the peer gets ECONNRESET, after what was written if the peer had room for it.
 func (c *Conn) Abort() error { return c.end(true) }
 
 func (c *Conn) end(abort bool) error {
@@ -197,6 +197,7 @@ func (c *Conn) end(abort bool) error {
 	s.lock()
 	c.sync()
 	if abort {
+		c.group.flush(time.Now()) // nothing that was written goes out after the reset
 		c.lc.Abort(time.Now())
 	} else {
 		c.lc.Close(time.Now())

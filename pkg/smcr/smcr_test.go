@@ -243,6 +243,24 @@ func TestConn_abortIsReset(t *testing.T) {
 	_ = b.Close()
 }
 
+// TestConn_abortAfterWrite: what was written before an abort goes out before the reset, also if nobody had the turn to send it
+// until then.
+func TestConn_abortAfterWrite(t *testing.T) {
+	p := newPair(t)
+	a, b := p.dial(t)
+	release := smcr.HoldTurn(p.client)
+	_, err := a.Write([]byte("last words"))
+	release()
+	if err = errors.Join(err, a.Abort()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(b)
+	if string(got) != "last words" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("read %q, %v after the peer's abort", got, err)
+	}
+	_ = b.Close()
+}
+
 func TestConn_closeWithUnreadDataIsReset(t *testing.T) {
 	p := newPair(t)
 	a, b := p.dial(t)
