@@ -517,14 +517,14 @@ type holds struct {
 	keeper keeper
 
 	mu    sync.Mutex // guards what is below
-	dials map[netip.AddrPort]*atomic.Bool
+	dials map[netip.AddrPort][]*atomic.Bool
 	open  map[*hold]struct{}
 	ended linux.HolderCounters // of the closed ones
 }
 
 // enable looks whether SYNs can be held.
 func (hs *holds) enable(a *agent) {
-	hs.dials, hs.open = map[netip.AddrPort]*atomic.Bool{}, map[*hold]struct{}{}
+	hs.dials, hs.open = map[netip.AddrPort][]*atomic.Bool{}, map[*hold]struct{}{}
 	hs.keeper.log = a.cfg.Log
 	if !a.cfg.Node.HoldSYNs || a.option == nil {
 		return
@@ -564,29 +564,32 @@ func (hs *holds) counters() linux.HolderCounters {
 }
 
 // begin notes the address from which a pod of this agent connects, until end is called. local
-// becomes true if the server turns out to be a pod of this agent, too.
+// becomes true if the server turns out to be a pod of this agent, too. Connections to several destinations
+// may have one address: the kernel gives a port to as many as have different ones.
 func (hs *holds) begin(from netip.AddrPort, local *atomic.Bool) (end func()) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	hs.dials[from] = local
+	hs.dials[from] = append(hs.dials[from], local)
 	return func() {
 		hs.mu.Lock()
 		defer hs.mu.Unlock()
-		delete(hs.dials, from)
+		i := slices.Index(hs.dials[from], local)
+		if hs.dials[from] = slices.Delete(hs.dials[from], i, i+1); len(hs.dials[from]) == 0 {
+			delete(hs.dials, from)
+		}
 	}
 }
 
 // isLocal reports whether an inbound connection comes from a pod of this agent that does without
-// SMC-R on its own node, and tells that pod's session.
+// SMC-R on its own node, and tells that pod's session: all of those that connect from this address, since
+// behind a Service nobody knows which one has come here. What has gone elsewhere is plain TCP this once.
 func (hs *holds) isLocal(from netip.AddrPort) bool {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	local := hs.dials[from]
-	if local == nil {
-		return false
+	for _, local := range hs.dials[from] {
+		local.Store(true)
 	}
-	local.Store(true)
-	return true
+	return len(hs.dials[from]) > 0
 }
 
 // attached reports whether a pod on this node has an address. A record that its CNI DEL left is of no pod: its address may be

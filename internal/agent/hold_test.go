@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -741,4 +742,24 @@ func (s *space) dnat(t testing.TB, from, to string) {
 		}})
 		return c.Flush()
 	}))
+}
+
+// TestHolds_sharedPort: connections of a pod to two destinations may have one port. The end of one leaves the other
+// one known, and a server on this node tells both.
+func TestHolds_sharedPort(t *testing.T) {
+	hs := holds{dials: map[netip.AddrPort][]*atomic.Bool{}}
+	from := netip.MustParseAddrPort("10.0.0.1:40000")
+	var x, y, z atomic.Bool
+	endX := hs.begin(from, &x)
+	endY := hs.begin(from, &y)
+	endX()
+	endZ := hs.begin(from, &z)
+	if !hs.isLocal(from) || x.Load() || !y.Load() || !z.Load() {
+		t.Errorf("told: the one that has ended: %t, the others: %t and %t", x.Load(), y.Load(), z.Load())
+	}
+	endY()
+	endZ()
+	if hs.isLocal(from) || len(hs.dials) > 0 {
+		t.Errorf("still known: %v", hs.dials)
+	}
 }
