@@ -5,6 +5,7 @@ package agent
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
@@ -22,6 +24,7 @@ import (
 // clusterBench is an agent whose configuration is made of objects.
 type clusterBench struct {
 	*bench
+	peers  []string   // that the selectors of policy p select; owned by the test
 	mu     sync.Mutex // guards what is below
 	node   *config.Node
 	stacks []smcr.Config
@@ -54,6 +57,9 @@ func (c *clusterBench) set(pods string, policies ...v1alpha1.SMCRPolicy) {
 	base := value(config.ParseOn(config.Machine{Cluster: true}, "test", []byte(c.text)))(c.t)
 	yes := "true"
 	o := config.Objects{Policies: policies}
+	if c.peers != nil {
+		o.PeerSlices = []v1alpha1.SMCRPeerSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "p-0"}, Policy: "p", Addresses: c.peers}}
+	}
 	for _, name := range strings.Fields(pods) {
 		o.Pods = append(o.Pods, config.PodObject{Namespace: "test", Name: name, Enabled: &yes})
 	}
@@ -265,4 +271,54 @@ func TestCluster_bypassForgotten(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// TestCluster_bypassKept: a destination that was left alone stays so while pods that a policy selects as peers come and go, unless
+// one of them is to be on SMC-R from now on.
+func TestCluster_bypassKept(t *testing.T) {
+	for _, tt := range []struct {
+		mode   v1alpha1.PolicyMode
+		forgot int
+	}{
+		{v1alpha1.ModePrefer, 0},
+		{v1alpha1.ModeRequired, 1},
+	} {
+		t.Run(string(tt.mode), func(t *testing.T) {
+			c := newClusterBench(t, "a")
+			policy := testPolicy(func(s *v1alpha1.SMCRPolicySpec) {
+				s.Mode, s.Peers = tt.mode, &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{}}}
+			})
+			other := testPolicy(func(s *v1alpha1.SMCRPolicySpec) { // of lower rank, for the destination that is left alone
+				s.Peers = &v1alpha1.PolicyPeers{CIDRs: []v1alpha1.CIDR{"127.0.0.0/8"}}
+			})
+			other.Name, other.Spec.Priority = "q", -1
+			c.peers = []string{"127.0.0.8"}
+			c.set("a", policy, other)
+			c.cfg.Node = c.node
+			c.stack.set(smcr.ModeTCP, clc.ReasonPeerNoSMC, nil)
+			p := c.attach("a", 1)
+			p.dst = c.server()
+			c.start()
+			exchange(t, c.dial(p, 0), 10)
+			eventually(t, func() string {
+				if e := explain(c, "a", p.dst); e.Bypassed == nil {
+					return fmt.Sprintf("explanation %+v", e)
+				}
+				return ""
+			})
+			c.peers = []string{"127.0.0.8", "127.0.0.9"}
+			c.apply("a", policy, other)
+			eventually(t, func() string {
+				forgot, diverted := 0, false
+				p.redir.look(func() {
+					forgot = p.redir.forgot
+					diverted = slices.ContainsFunc(p.redir.cfg.Outbound, func(r linux.OutboundRule) bool { return r.Prefix == netip.MustParsePrefix("127.0.0.9/32") })
+				})
+				if e := explain(c, "a", p.dst); !diverted || forgot != tt.forgot || (e.Bypassed == nil) != (tt.forgot > 0) {
+					return fmt.Sprintf("the new peer is diverted: %v, forgot %d times, explanation %+v", diverted, forgot, e)
+				}
+				return ""
+			})
+		})
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -284,15 +283,16 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 			px.tableStale.Store(true) // the manager's next round tries again
 		}
 	}()
-	if now := px.policiesNow(); !reflect.DeepEqual(now, px.policies) {
+	now := px.policiesNow()
+	if !slices.EqualFunc(px.policies, now, config.OnlyPeersMoved) {
 		// A destination in the negative cache may be one that must be on SMC-R now.
 		if err := px.redirect.Forget(); err != nil {
 			return err
 		}
 		px.hold.Load().forget()
 		px.agent.bypasses.forget(podOf(atts[0]).String())
-		px.policies = now
 	}
+	px.policies = now
 	if err := px.updateTable(); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 )
 
@@ -146,6 +147,43 @@ func (n *Node) VersionOf(pod Pod, policy string) string {
 func (n *Node) HasVersion(pod Pod, version string) bool {
 	return version != "" && slices.ContainsFunc(n.PoliciesFor(pod), func(p Policy) bool { return p.Version == version })
 }
+
+// OnlyPeersMoved says whether two states of a pod's policies differ in nothing but the addresses of selected pods, and the
+// latter requires SMC-R of no connection of which the former does not.
+func OnlyPeersMoved(was, is []Policy) bool {
+	if len(was) != len(is) {
+		return false
+	}
+	required := false // by a policy of lower rank
+	for i := len(is) - 1; i >= 0; i-- {
+		a, b := was[i], is[i]
+		if required && !containsAll(b.Addresses, a.Addresses) || b.Mode == ModeRequired && !containsAll(a.Addresses, b.Addresses) {
+			return false
+		}
+		required = required || b.Mode == ModeRequired
+		if a.selectsAll() != b.selectsAll() {
+			return false
+		}
+		a.Addresses, a.NoPeers = b.Addresses, b.NoPeers
+		if !reflect.DeepEqual(a, b) {
+			return false
+		}
+	}
+	return true
+}
+
+// containsAll says whether all of the addresses are in set. Both are sorted.
+func containsAll(set, addrs []netip.Addr) bool {
+	for _, a := range addrs {
+		if _, found := slices.BinarySearchFunc(set, a, netip.Addr.Compare); !found {
+			return false
+		}
+	}
+	return true
+}
+
+// selectsAll says whether all addresses are among the peers, without regard to Except.
+func (p *Policy) selectsAll() bool { return !p.NoPeers && len(p.Peers) == 0 && len(p.Addresses) == 0 }
 
 // DatapathFor returns what carries the connections of a pod, as the first policy that selects it wants, or
 // DatapathAgent if there is none. It is DatapathAgent, too, if one of the policies has mode Required, as nobody
