@@ -10,6 +10,11 @@ import (
 // pod rewrites one slice, and every agent gets it.
 const MaxPeerAddresses = 256
 
+// FirstPeerSlice is the name of the slice that each policy with peer selectors has, also
+// if they select no pod. The controller writes it after the policy's others: once it has
+// the generation of the policy, all addresses are there, and agents put the policy in force.
+func FirstPeerSlice(policy string) string { return policy + "-0" }
+
 // SMCRPeerSlice holds some of the addresses that the peer selectors of a policy
 // stand for. The controller writes it, agents read it.
 //
@@ -26,7 +31,8 @@ type SMCRPeerSlice struct {
 	// +required
 	Policy string `json:"policy"`
 	// policyGeneration is the metadata.generation of the policy for which the
-	// controller wrote the addresses.
+	// controller wrote the addresses. Agents put a policy in force once its slice
+	// POLICY-0, which is written last, has the generation of the policy.
 	// +optional
 	PolicyGeneration int64 `json:"policyGeneration,omitempty"`
 	// addresses are IP addresses, as 10.1.2.3 or 2001:db8::3. At most 256.

@@ -377,6 +377,11 @@ type SMCRPolicyStatus struct {
 	// peerAddresses is the number of addresses that peers.selectors select.
 	// +optional
 	PeerAddresses int32 `json:"peerAddresses"`
+	// peersGeneration is the metadata.generation whose peers.selectors are resolved to
+	// addresses. While it is another one than metadata.generation, agents keep the
+	// form of the policy that was in force before, or none if the policy is new.
+	// +optional
+	PeersGeneration *int64 `json:"peersGeneration,omitempty"`
 	// conditions are Accepted, Ready, LinksRedundant, Degraded and Conflicting.
 	// +optional
 	// +listType=map

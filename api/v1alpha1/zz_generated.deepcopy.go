@@ -717,6 +717,11 @@ func (in *SMCRPolicyStatus) DeepCopyInto(out *SMCRPolicyStatus) {
 		copy(*out, *in)
 	}
 	out.LinkGroups = in.LinkGroups
+	if in.PeersGeneration != nil {
+		in, out := &in.PeersGeneration, &out.PeersGeneration
+		*out = new(int64)
+		**out = **in
+	}
 	if in.Conditions != nil {
 		in, out := &in.Conditions, &out.Conditions
 		*out = make([]v1.Condition, len(*in))

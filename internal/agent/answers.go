@@ -481,6 +481,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	n := a.node.Load()
 	d, mismatch, lack := n.Decide(id, peer), mismatchOf(n.SettingsFor(id), pod.pod.set.Hardware()), a.unableFor(pod.pod)
 	e.Pod, e.Policy, e.Required, e.NotKernel = id.String(), d.Policy, d.Required, notKernelBecause(n, pod.pod, id)
+	e.Unresolved = n.UnresolvedFor(id)
 	datapath, _ := n.DatapathFor(id)
 	e.Bypassed = a.bypasses.get(id.String(), dst, time.Now())
 	switch {

@@ -24,10 +24,11 @@ import (
 // clusterBench is an agent whose configuration is made of objects.
 type clusterBench struct {
 	*bench
-	peers  []string   // that the selectors of policy p select; owned by the test
-	mu     sync.Mutex // guards what is below
-	node   *config.Node
-	stacks []smcr.Config
+	peers   []string              // that the selectors of policy p select; owned by the test
+	waiting []v1alpha1.SMCRPolicy // for the controller; owned by the test
+	mu      sync.Mutex            // guards what is below
+	node    *config.Node
+	stacks  []smcr.Config
 }
 
 // newClusterBench opts the pods in that are named, and has the policies for
@@ -56,7 +57,7 @@ func (c *clusterBench) set(pods string, policies ...v1alpha1.SMCRPolicy) {
 	c.t.Helper()
 	base := value(config.ParseOn(config.Machine{Cluster: true}, "test", []byte(c.text)))(c.t)
 	yes := "true"
-	o := config.Objects{Policies: policies}
+	o := config.Objects{Policies: policies, Unresolved: c.waiting}
 	if c.peers != nil {
 		o.PeerSlices = []v1alpha1.SMCRPeerSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "test", Name: "p-0"}, Policy: "p", Addresses: c.peers}}
 	}
@@ -268,6 +269,25 @@ func TestCluster_bypassForgotten(t *testing.T) {
 		p.redir.look(func() { forgot = p.redir.forgot })
 		if e := explain(c, "a", p.dst); e.Bypassed != nil || forgot != 1 {
 			return fmt.Sprintf("explanation %+v, forgot %d times", e, forgot)
+		}
+		return ""
+	})
+}
+
+// TestCluster_unresolved: an explanation names the policies that wait for the controller.
+func TestCluster_unresolved(t *testing.T) {
+	c := newClusterBench(t, "a")
+	c.attach("a", 1)
+	c.start()
+	dst := netip.MustParseAddrPort("127.0.0.9:80")
+	if e := explain(c, "a", dst); len(e.Unresolved) > 0 {
+		t.Errorf("explanation %+v", e)
+	}
+	c.waiting = []v1alpha1.SMCRPolicy{testPolicy(func(*v1alpha1.SMCRPolicySpec) {})}
+	c.apply("a")
+	eventually(t, func() string {
+		if e := explain(c, "a", dst); !slices.Equal(e.Unresolved, []string{"p"}) {
+			return fmt.Sprintf("explanation %+v", e)
 		}
 		return ""
 	})

@@ -407,6 +407,9 @@ type Explanation struct {
 	Policy string `json:"policy,omitempty"`
 	// Required says that a connection without SMC-R is reset.
 	Required bool `json:"required,omitempty"`
+	// Unresolved are policies of the pod that are not in force as they are now, because the controller has not
+	// resolved their peers yet.
+	Unresolved []string `json:"unresolved,omitempty"`
 	// NotKernel is why the agent carries the pod though its policy wants the kernel's SMC-R, "" if it does not.
 	NotKernel string `json:"notKernel,omitempty"`
 	// Budget is the budget that the reason is about, if it is one of a pod of this node.

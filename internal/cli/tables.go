@@ -272,6 +272,9 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 	add("what to do", e.Advice)
 	add("pod", e.Pod)
 	add("policy", e.Policy)
+	if len(e.Unresolved) > 0 {
+		add("not in force", strings.Join(e.Unresolved, ", ")+": the controller has not resolved the peers yet; until then the form from before is in force, or nothing if the policy is new")
+	}
 	if e.NotKernel != "" {
 		add("datapath", "Agent: "+e.NotKernel)
 	}

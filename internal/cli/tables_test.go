@@ -147,7 +147,7 @@ ignored: x.json: not JSON
 `},
 		{"explanation", func(w io.Writer, now time.Time) error {
 			return PrintExplanation(w, agentapi.Explanation{
-				Verdict: "plain TCP", Code: "PEERNOSMC", Advice: "install it there", Pod: "shop/web", Policy: "db", Required: true,
+				Verdict: "plain TCP", Code: "PEERNOSMC", Advice: "install it there", Pod: "shop/web", Policy: "db", Required: true, Unresolved: []string{"kv"},
 				Problem: "a pod is not seen", Bypassed: &agentapi.Bypass{Until: now.Add(time.Minute).UTC()},
 				Live: []agentapi.Conn{conn(now)},
 				Recent: []agentapi.Decision{
@@ -161,6 +161,7 @@ reason              PEERNOSMC
 what to do          install it there
 pod                 shop/web
 policy              db
+not in force        kv: the controller has not resolved the peers yet; until then the form from before is in force, or nothing if the policy is new
 mode                Required: connections without SMC-R are reset
 problem             a pod is not seen
 not diverted until  ` + until + `

@@ -125,7 +125,9 @@ type PodConfig struct {
 	// Policies in the order of their rank: the first that selects a connection
 	// decides it.
 	Policies []Policy
-	Settings Settings
+	// Unresolved names policies that select the pod and are not in force as they are now: see [Resolved].
+	Unresolved []string
+	Settings   Settings
 }
 
 // Settings are the settings of one pod.

@@ -148,6 +148,12 @@ func (n *Node) HasVersion(pod Pod, version string) bool {
 	return version != "" && slices.ContainsFunc(n.PoliciesFor(pod), func(p Policy) bool { return p.Version == version })
 }
 
+// UnresolvedFor names the policies that select the pod and are not in force as they are now: see [Resolved].
+func (n *Node) UnresolvedFor(pod Pod) []string {
+	c, _ := n.podConfig(pod)
+	return c.Unresolved
+}
+
 // OnlyPeersMoved says whether two states of a pod's policies differ in nothing but the addresses of selected pods, and the
 // latter requires SMC-R of no connection of which the former does not.
 func OnlyPeersMoved(was, is []Policy) bool {

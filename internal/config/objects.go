@@ -27,6 +27,8 @@ type Objects struct {
 	Namespaces []NamespaceObject        `json:"namespaces"`
 	Policies   []v1alpha1.SMCRPolicy    `json:"policies"`
 	PeerSlices []v1alpha1.SMCRPeerSlice `json:"peerSlices"`
+	// Unresolved are policies as they are now that are not in force like that: see [Resolved].
+	Unresolved []v1alpha1.SMCRPolicy `json:"unresolved,omitempty"`
 	// Nodes are the other nodes; nil: they are not known.
 	Nodes []NodeObject `json:"nodes"`
 }
@@ -133,6 +135,7 @@ func FromObjects(base *Node, o Objects) (*Node, []Verdict, []*PolicyError) {
 			n.HostPods = append(n.HostPods, pod.hostPod())
 		}
 		if v.OptedIn {
+			c.Unresolved = unresolvedOf(pod, o.Unresolved)
 			n.Pods[PodName{pod.Namespace, pod.Name}] = c
 			v.Settings, v.Rules, v.Limited = c.Settings, rules, limited
 			for _, p := range c.Policies {
@@ -202,10 +205,9 @@ type rankedPolicy struct {
 
 // rank translates the policies of each namespace and sorts them by rank.
 func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
-	type key struct{ namespace, policy string }
-	found, generations := map[key][]netip.Addr{}, map[key][]int64{}
+	found, generations := map[policyKey][]netip.Addr{}, map[policyKey][]int64{}
 	for _, s := range o.PeerSlices {
-		k := key{s.Namespace, s.Policy}
+		k := policyKey{s.Namespace, s.Policy}
 		generations[k] = append(generations[k], s.PolicyGeneration)
 		for _, text := range s.Addresses {
 			if a, err := netip.ParseAddr(text); err == nil {
@@ -218,7 +220,7 @@ func rank(base *Node, o Objects) (map[string][]rankedPolicy, []*PolicyError) {
 	for i := range o.Policies {
 		object := &o.Policies[i]
 		r := rankedPolicy{object: object}
-		k := key{object.Namespace, object.Name}
+		k := keyOf(object)
 		var err error
 		if r.selector, err = object.Spec.PodSelector.Selector(); err == nil {
 			r.policy, err = policyOf(base, object, found[k])
@@ -287,12 +289,30 @@ func policyOf(base *Node, object *v1alpha1.SMCRPolicy, found []netip.Addr) (Poli
 		p.Peers = base.DefaultPeers.CIDRs
 		p.Except = append(p.Except, base.DefaultPeers.Except...)
 	}
+	if err := checkSelectors(peers.Selectors); err != nil {
+		return Policy{}, err
+	}
 	if len(peers.Selectors) > 0 {
 		slices.SortFunc(found, netip.Addr.Compare)
 		p.Addresses = slices.Compact(found)
 		p.NoPeers = len(p.Addresses) == 0 && len(p.Peers) == 0
 	}
 	return p, nil
+}
+
+// checkSelectors returns what is wrong with peer selectors, which the controller does not resolve then.
+func checkSelectors(selectors []v1alpha1.PeerSelector) error {
+	for i, p := range selectors {
+		for _, s := range []*v1alpha1.LabelSelector{p.PodSelector, p.NamespaceSelector} {
+			if s == nil {
+				continue
+			}
+			if _, err := s.Selector(); err != nil {
+				return fmt.Errorf("spec.peers.selectors[%d]: %w", i, err)
+			}
+		}
+	}
+	return nil
 }
 
 func prefixesOf(field string, cidrs []v1alpha1.CIDR) ([]netip.Prefix, error) {
@@ -305,6 +325,17 @@ func prefixesOf(field string, cidrs []v1alpha1.CIDR) ([]netip.Prefix, error) {
 		out = append(out, p.Masked())
 	}
 	return out, nil
+}
+
+// unresolvedOf names the policies that select the pod and whose peers are not resolved yet.
+func unresolvedOf(pod PodObject, unresolved []v1alpha1.SMCRPolicy) (names []string) {
+	for i := range unresolved {
+		p := &unresolved[i]
+		if s, err := p.Spec.PodSelector.Selector(); err == nil && p.Namespace == pod.Namespace && s.Matches(labels.Set(pod.Labels)) {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }
 
 // podConfig is the configuration of an opted-in pod. rules names the policies as they are now, and limited says where the first policy

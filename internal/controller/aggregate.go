@@ -40,8 +40,10 @@ type sums struct {
 	single      int32
 	singleNodes map[string]bool
 	peers       int32
-	agentless   map[string]bool // nodes of opted-in pods whose agent does not answer
-	conflicts   []conflict
+	// resolved is the generation of the policy whose peer selectors the slices are for.
+	resolved  int64
+	agentless map[string]bool // nodes of opted-in pods whose agent does not answer
+	conflicts []conflict
 }
 
 // aggregate returns the status of each policy of the view, by name. Conditions
@@ -230,11 +232,21 @@ func (s *sums) countUnlinked(l *v1alpha1.SMCRLinkStatus, oneRNIC map[string]bool
 
 func (v *namespaceView) countPeers(all map[*policy]*sums) {
 	n := map[string]int32{}
+	first := map[string]*v1alpha1.SMCRPeerSlice{}
 	for i := range v.slices {
-		n[v.slices[i].Policy] += int32(len(v.slices[i].Addresses)) //nolint:gosec // at most MaxPeerAddresses
+		slice := &v.slices[i]
+		n[slice.Policy] += int32(len(slice.Addresses)) //nolint:gosec // at most MaxPeerAddresses
+		if isFirst(slice) {
+			first[slice.Policy] = slice
+		}
 	}
 	for p, s := range all {
 		s.peers = n[p.obj.Name]
+		if slice := first[p.obj.Name]; len(p.peers) == 0 {
+			s.resolved = p.obj.Generation
+		} else if slice != nil && metav1.IsControlledBy(slice, p.obj) {
+			s.resolved = slice.PolicyGeneration
+		}
 	}
 }
 
@@ -245,6 +257,7 @@ func (s *sums) status(p *policy, namespace string, now metav1.Time) v1alpha1.SMC
 		Pods:               s.pods,
 		LinkGroups:         s.links,
 		PeerAddresses:      s.peers,
+		PeersGeneration:    &s.resolved,
 		FallbackReasons:    topReasons(s.reasons),
 		Conditions:         slices.Clone(p.obj.Status.Conditions),
 	}

@@ -25,7 +25,16 @@ func statuses(st v1alpha1.SMCRPolicyStatus) map[string]string {
 	return out
 }
 
+func everyPod(s *v1alpha1.SMCRPolicySpec) {
+	s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
+}
+
 func TestAggregate(t *testing.T) {
+	peerSlice := func(name string, generation int64) v1alpha1.SMCRPeerSlice {
+		s := newSlice(newPolicy("shop", "p"), 0, nil)
+		s.Name, s.PolicyGeneration = name, generation
+		return *s
+	}
 	pod := func(name string, edits ...func(*corev1.Pod)) corev1.Pod {
 		p := newPod("shop", name, "n1", "10.0.0.1")
 		p.Labels["app"] = "web"
@@ -52,6 +61,18 @@ func TestAggregate(t *testing.T) {
 		{
 			name: "an enabled pod", view: namespaceView{pods: []corev1.Pod{pod("a", optedIn("Enabled"))}},
 			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, want: map[string]string{"Ready": good}, says: "1 opted-in pod may use SMC-R",
+		},
+		{
+			name: "peers that are not resolved", view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Enabled"))}, slices: []v1alpha1.SMCRPeerSlice{peerSlice("p-0", 2), peerSlice("p-1", 3)},
+			},
+			spec: everyPod, pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, want: map[string]string{"Ready": "False PeersPending"}, says: "not resolved",
+		},
+		{
+			name: "peers that are resolved, though no pod is one", view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Enabled"))}, slices: []v1alpha1.SMCRPeerSlice{peerSlice("p-0", 3)},
+			},
+			spec: everyPod, pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, want: map[string]string{"Ready": good},
 		},
 		{
 			name: "no pods", pods: v1alpha1.PolicyPods{},

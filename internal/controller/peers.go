@@ -131,6 +131,7 @@ type placement struct {
 // placeAddresses spreads the addresses over slices so that few slices change. An address
 // stays in its slice. A new address goes into a slice that loses an address and so is written
 // anyway, else into a slice with room, else into a new slice. Slices that are half empty are merged.
+// The first slice is there without addresses, too: see [v1alpha1.FirstPeerSlice].
 func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want []netip.Addr) placement {
 	var out placement
 	if n := len(want); n > maxPeerAddresses {
@@ -169,7 +170,7 @@ func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want 
 	}
 	fill(func(b *bin) bool { return b.changed && len(b.addrs) > 0 })
 	fill(func(b *bin) bool { return !b.emptied })
-	for number := 0; len(rest) > 0; number++ {
+	for number := 0; number == 0 || len(rest) > 0; number++ {
 		if slices.ContainsFunc(bins, func(b *bin) bool { return b.number == number }) {
 			continue
 		}
@@ -230,7 +231,7 @@ func emptySmallBins(bins []*bin, missing map[string]bool) {
 		if used <= need {
 			return
 		}
-		if len(b.addrs) == 0 {
+		if len(b.addrs) == 0 || b.number == 0 { // the first slice stays in any case
 			continue
 		}
 		for _, a := range b.addrs {
@@ -246,7 +247,7 @@ func (b *bin) done(p *v1alpha1.SMCRPolicy, out *placement) {
 	switch {
 	case b.old == nil:
 		out.create = append(out.create, newSlice(p, b.number, b.addrs))
-	case len(b.addrs) == 0:
+	case len(b.addrs) == 0 && b.number != 0:
 		out.remove = append(out.remove, b.old)
 	case b.changed:
 		s := newSlice(p, b.number, b.addrs)

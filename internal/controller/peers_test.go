@@ -179,7 +179,7 @@ func check(t *testing.T, have []v1alpha1.SMCRPeerSlice, want []netip.Addr) {
 	t.Helper()
 	var got []netip.Addr
 	for _, s := range have {
-		if n := len(s.Addresses); n == 0 || n > v1alpha1.MaxPeerAddresses {
+		if n := len(s.Addresses); n == 0 && !isFirst(&s) || n > v1alpha1.MaxPeerAddresses {
 			t.Fatalf("slice %s has %d addresses", s.Name, n)
 		}
 		for _, a := range s.Addresses {
@@ -220,7 +220,8 @@ func TestPlaceAddresses(t *testing.T) {
 		{name: "one replaced is one write", want: without(addrs(0, 601), 100), update: 1},
 		{name: "more than there is room for", want: addrs(0, 800), update: 1, create: 1},
 		{name: "an emptied slice goes", want: addrs(0, 512), remove: 1},
-		{name: "none left", want: nil, remove: 3},
+		{name: "the first one stays", want: addrs(256, 344), update: 1},
+		{name: "none left", want: nil, update: 1, remove: 2},
 		{name: "nearly empty slices are put together", want: append(append(addrs(0, 10), addrs(256, 10)...), addrs(512, 10)...), update: 1, remove: 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -239,6 +240,19 @@ func TestPlaceAddresses(t *testing.T) {
 		check(t, carriedOut(have, got), want)
 		if len(got.update) != 1 || len(got.create)+len(got.remove) > 0 {
 			t.Errorf("%d slices updated, want the one that loses an address only", len(got.update))
+		}
+	})
+	t.Run("none at all is a slice, too", func(t *testing.T) {
+		got := placeAddresses(p, nil, nil)
+		if len(got.create) != 1 || got.create[0].Name != v1alpha1.FirstPeerSlice(p.Name) || len(got.create[0].Addresses) > 0 {
+			t.Fatalf("%d slices made, want the first one, empty", len(got.create))
+		}
+		have := carriedOut(nil, got)
+		if got := placeAddresses(p, have, nil); len(got.create)+len(got.update)+len(got.remove) > 0 {
+			t.Error("written again")
+		}
+		if got := placeAddresses(p, have, addrs(0, 1)); len(got.update) != 1 || len(got.create) > 0 {
+			t.Errorf("%d slices updated for an address, want 1", len(got.update))
 		}
 	})
 	t.Run("another generation of the policy is written", func(t *testing.T) {
@@ -305,7 +319,7 @@ func TestPlaceAddresses_random(t *testing.T) {
 		slices.SortFunc(want, netip.Addr.Compare)
 		have = carriedOut(have, placeAddresses(p, have, want))
 		check(t, have, want)
-		if need := (len(want) + v1alpha1.MaxPeerAddresses - 1) / v1alpha1.MaxPeerAddresses; len(have) > 2*need {
+		if need := (len(want) + v1alpha1.MaxPeerAddresses - 1) / v1alpha1.MaxPeerAddresses; len(have) > 2*need+1 {
 			t.Fatalf("seed %d, step %d: %d slices for %d addresses", seed, step, len(have), len(want))
 		}
 		if got := placeAddresses(p, have, want); len(got.create)+len(got.update)+len(got.remove) != 0 {

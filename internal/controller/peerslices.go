@@ -195,24 +195,33 @@ func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, trunca
 
 // carryOut writes and deletes slices. If a slice has changed since it was read, or is gone, the API
 // server refuses the write, and the key is reconciled again. Until all are written nothing is deleted:
-// what is to be written may have the addresses of what is to be deleted.
+// what is to be written may have the addresses of what is to be deleted. And until the others are written the
+// first slice is not, which is the agents' sign that the others are.
 func (r *peers) carryOut(ctx context.Context, todo placement) error {
 	var errs []error
-	for _, s := range todo.create {
-		errs = append(errs, wrapSlice("create", s, r.client.Create(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
+	for _, first := range []bool{false, true} {
+		for _, s := range todo.create {
+			if first == isFirst(s) {
+				errs = append(errs, wrapSlice("create", s, r.client.Create(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
+			}
+		}
+		for _, s := range todo.update {
+			if first == isFirst(s) {
+				errs = append(errs, wrapSlice("update", s, r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
 	}
-	for _, s := range todo.update {
-		errs = append(errs, wrapSlice("update", s, r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	errs = nil
 	for _, s := range todo.remove {
 		errs = append(errs, wrapSlice("delete", s, client.IgnoreNotFound(r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID}))))
 	}
 	return errors.Join(errs...)
 }
+
+// isFirst says whether a slice is the first one of its policy.
+func isFirst(s *v1alpha1.SMCRPeerSlice) bool { return s.Name == v1alpha1.FirstPeerSlice(s.Policy) }
 
 func wrapSlice(what string, s *v1alpha1.SMCRPeerSlice, err error) error {
 	if err != nil {

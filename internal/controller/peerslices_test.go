@@ -113,7 +113,13 @@ func TestPeerSlices(t *testing.T) {
 	if err := w.Delete(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("a deleted policy has no slices", has())
+	w.eventually("a deleted policy has no slices", func() error {
+		var l v1alpha1.SMCRPeerSliceList
+		if err := w.List(t.Context(), &l, client.InNamespace(w.ns)); err != nil || len(l.Items) > 0 {
+			return fmt.Errorf("%d slices, %w", len(l.Items), err)
+		}
+		return nil
+	})
 }
 
 // TestOwnersOf: an event of a slice concerns each policy that the slice named, in its field or its label, before or after.
@@ -205,6 +211,54 @@ func TestPeers_carryOut(t *testing.T) {
 	}
 }
 
+// writing is an API server that keeps the names of what is written, and refuses one of them.
+type writing struct {
+	client.Client // nil: nothing else is asked
+	refused       string
+	written       []string
+}
+
+func (w *writing) write(o client.Object) error {
+	if o.GetName() == w.refused {
+		return errors.New("refused")
+	}
+	w.written = append(w.written, o.GetName())
+	return nil
+}
+
+func (w *writing) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+	return w.write(o)
+}
+
+func (w *writing) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+	return w.write(o)
+}
+
+// TestPeers_firstIsLast: the first slice is written when all others are, as agents take it as the sign of that.
+func TestPeers_firstIsLast(t *testing.T) {
+	obj := newPolicy("shop", "p")
+	obj.Generation = 1
+	all := addrs(0, 3*v1alpha1.MaxPeerAddresses)
+	anew := placeAddresses(obj, nil, all)
+	have := carriedOut(nil, anew)
+	next := obj.DeepCopy()
+	next.Generation = 2
+	for name, todo := range map[string]placement{
+		"new":                   anew,
+		"another generation":    placeAddresses(next, have, all),
+		"the first one deleted": placeAddresses(next, slices.DeleteFunc(slices.Clone(have), func(s v1alpha1.SMCRPeerSlice) bool { return isFirst(&s) }), all),
+	} {
+		var c writing
+		if err := (&peers{client: &c}).carryOut(t.Context(), todo); err != nil || len(c.written) != 3 || c.written[2] != "p-0" {
+			t.Errorf("%s: written %v, %v", name, c.written, err)
+		}
+		c = writing{refused: "p-2"}
+		if err := (&peers{client: &c}).carryOut(t.Context(), todo); err == nil || slices.Contains(c.written, "p-0") {
+			t.Errorf("%s: written %v though one is missing, %v", name, c.written, err)
+		}
+	}
+}
+
 // TestPeers_podsBeforeTheirNamespace: a pod's event that comes before its namespace is known leads to no policy, so that
 // of the namespace has to.
 func TestPeers_podsBeforeTheirNamespace(t *testing.T) {
@@ -249,6 +303,9 @@ func TestPeerSlices_ofOtherNamespaces(t *testing.T) {
 			}
 			if p.Status.PeerAddresses != n || p.Status.ObservedGeneration == 0 {
 				return fmt.Errorf("peerAddresses is %d, want %d", p.Status.PeerAddresses, n)
+			}
+			if g := p.Status.PeersGeneration; g == nil || *g != p.Generation {
+				return fmt.Errorf("peersGeneration is %v, want %d", g, p.Generation)
 			}
 			return nil
 		}

@@ -84,7 +84,8 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 // samePeers says whether a and b are equal in what the status of their policy depends on, which
 // has the number of its peers and not their addresses.
 func samePeers(a, b *v1alpha1.SMCRPeerSlice) bool {
-	return a.Policy == b.Policy && len(a.Addresses) == len(b.Addresses)
+	return a.Policy == b.Policy && len(a.Addresses) == len(b.Addresses) &&
+		a.PolicyGeneration == b.PolicyGeneration && equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
 }
 
 // agentMissing says whether the controller found that no agent answers on the

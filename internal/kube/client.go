@@ -130,7 +130,7 @@ func trim(obj any) (any, error) {
 		o.ObjectMeta = trimMeta(o.ObjectMeta)
 		o.Labels = nil
 	case *v1alpha1.SMCRPolicy:
-		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), v1alpha1.SMCRPolicyStatus{}
+		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), v1alpha1.SMCRPolicyStatus{ObservedGeneration: o.Status.ObservedGeneration, PeersGeneration: o.Status.PeersGeneration}
 		o.Annotations, o.Labels = nil, nil
 	case *v1alpha1.SMCRNode:
 		var status v1alpha1.SMCRNodeStatus
@@ -145,8 +145,12 @@ func trim(obj any) (any, error) {
 		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), status
 		o.Annotations, o.Labels = nil, nil
 	case *v1alpha1.SMCRPeerSlice:
+		owner := metav1.GetControllerOf(o)
 		o.ObjectMeta = trimMeta(o.ObjectMeta)
 		o.Annotations, o.Labels = nil, nil
+		if owner != nil {
+			o.OwnerReferences = []metav1.OwnerReference{{UID: owner.UID, Controller: owner.Controller}}
+		}
 	}
 	return obj, nil
 }

@@ -12,7 +12,8 @@
 // SMCRPolicies, the SMCRPeerSlices, and the SMCRNodes, which say what devices may send
 // RoCE packets to this node's. Each object is trimmed to what is used. Some 50 ms after
 // a change the source translates the objects by [config.FromObjects] and, if the result
-// differs, tells the agent.
+// differs, tells the agent. A policy whose peer selectors the controller has not resolved yet
+// stays as it was: see [config.Resolved].
 //
 // The pods are read with the rights of the node ([config.Node.PodsAsNode]), where
 // Kubernetes allows that: an account of an agent then has no right on any other pod.

@@ -57,7 +57,8 @@ type Source struct {
 	node     *config.Node
 	verdicts []config.Verdict
 	bad      map[string]string
-	live     bool // node is made of objects of the API server, not of a file
+	waiting  map[string]int64 // the generations of policies that are not in force, because their peers are not resolved
+	live     bool             // node is made of objects of the API server, not of a file
 	first    chan struct{}
 	leaving  bool   // uninstall is closed
 	saved    []byte // what is in the state file
@@ -144,6 +145,8 @@ func (s *Source) Run(ctx context.Context) {
 		timer   = time.NewTimer(0)
 	)
 	defer timer.Stop()
+	// Until the controller has resolved a policy, its former form is that which the predecessor had.
+	inForce, _ := s.restore() // First complains
 	save := func() {
 		if unsaved == nil {
 			return
@@ -170,7 +173,8 @@ func (s *Source) Run(ctx context.Context) {
 			return
 		}
 		if s.synced() {
-			o := s.objects()
+			o := config.Resolved(s.objects(), inForce)
+			inForce = o
 			s.rebuild(o, true)
 			unsaved = &o
 			timer.Reset(time.Until(saved.Add(saveEvery)))
@@ -432,11 +436,14 @@ func (s *Source) rebuild(o config.Objects, live bool) {
 	s.verdicts = verdicts
 	first := live && !s.live
 	s.live = s.live || live
-	news := s.noteBad(bad)
+	news, waiting := s.noteBad(bad), s.noteUnresolved(o.Unresolved)
 	s.mu.Unlock()
 
 	for _, e := range news {
 		s.cfg.Log.Warn("policy ignored; correct or delete it", "err", e)
+	}
+	for _, name := range waiting {
+		s.cfg.Log.Info("policy waits for the controller to resolve its peers; until then its former form is in force, or none if it is new", "policy", name)
 	}
 	if first {
 		close(s.first)
@@ -455,6 +462,20 @@ func (s *Source) noteBad(bad []*config.PolicyError) []error {
 		}
 	}
 	s.bad = now
+	return news
+}
+
+// noteUnresolved remembers the policies that wait for the controller, and returns those that did not the last time.
+func (s *Source) noteUnresolved(unresolved []v1alpha1.SMCRPolicy) (news []string) {
+	now := map[string]int64{}
+	for i := range unresolved {
+		p := &unresolved[i]
+		key := p.Namespace + "/" + p.Name
+		if now[key] = p.Generation; s.waiting[key] != p.Generation {
+			news = append(news, key)
+		}
+	}
+	s.waiting = now
 	return news
 }
 

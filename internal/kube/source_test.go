@@ -266,8 +266,21 @@ func TestSource(t *testing.T) {
 		pol.Spec.Ports = nil
 		pol.Spec.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
 	})
-	w.wait(s, plain, "selector without slices", config.Decision{Policy: "p", Reason: config.ReasonPeer})
-	slice := &v1alpha1.SMCRPeerSlice{ObjectMeta: metav1.ObjectMeta{Namespace: w.namespace, Name: "p-1"}, Policy: "p", Addresses: []string{"10.1.1.1"}}
+	within(t, prompt, func() string {
+		if n, _ := s.Load(); !slices.Equal(n.UnresolvedFor(config.Pod{Namespace: w.namespace, Name: "plain"}), []string{"p"}) || !w.log.has("waits for the controller") {
+			return "nobody waits for the controller"
+		}
+		return ""
+	})
+	w.wait(s, plain, "selector without slices", config.Decision{Policy: "p", Reason: config.ReasonPort}) // as before
+	yes := true
+	slice := &v1alpha1.SMCRPeerSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: w.namespace, Name: v1alpha1.FirstPeerSlice("p"),
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRPolicy", Name: "p", UID: pol.UID, Controller: &yes}},
+		},
+		Policy: "p", PolicyGeneration: pol.Generation, Addresses: []string{"10.1.1.1"},
+	}
 	w.create(slice)
 	w.wait(s, plain, "peers", config.Decision{Accelerate: true, Required: true, Policy: "p", Reason: config.ReasonMatch})
 	w.remove(pol)

@@ -70,6 +70,9 @@ func unversioned(o config.Objects) config.Objects {
 	for i := range o.Policies {
 		o.Policies[i].ResourceVersion = ""
 	}
+	for i := range o.Unresolved {
+		o.Unresolved[i].ResourceVersion = ""
+	}
 	for i := range o.PeerSlices {
 		o.PeerSlices[i].ResourceVersion = ""
 	}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+)
+
+// Resolved returns the objects that are to be in force: those of now, but for policies whose peer selectors
+// the controller has not resolved to addresses yet. They are in Unresolved, and in the place of each one is what was in force
+// before. inForce is what Resolved returned last.
+//
+//	policy, not resolved                        in force until it is
+//	only other fields than selectors changed    the policy, with the addresses from before
+//	changed                                     its former form, with these addresses
+//	not known from before, has former slices    the policy, with the addresses of these
+//	new                                         nothing of it, whatever its mode
+//
+// Without Resolved such a policy would select no peer for a second, or as long as there is no controller, and
+// live connections with peers that its former form and the new one select would be ended.
+func Resolved(now, inForce Objects) Objects {
+	slicesNow, slicesThen := slicesOf(now), slicesOf(inForce)
+	then := map[policyKey]*v1alpha1.SMCRPolicy{}
+	for i := range inForce.Policies {
+		then[keyOf(&inForce.Policies[i])] = &inForce.Policies[i]
+	}
+	out := now
+	out.Policies, out.PeerSlices, out.Unresolved = nil, nil, nil
+	for i := range now.Policies {
+		p := &now.Policies[i]
+		k := keyOf(p)
+		use, peers := p, slicesNow[k]
+		if !isResolved(p, peers) {
+			out.Unresolved = append(out.Unresolved, *p)
+			switch was := then[k]; {
+			case was != nil && equality.Semantic.DeepEqual(selectorsOf(was), selectorsOf(p)):
+				peers = slicesThen[k]
+			case was != nil:
+				use, peers = was, slicesThen[k]
+			case !slices.ContainsFunc(peers, func(s v1alpha1.SMCRPeerSlice) bool { return isSliceOf(&s, p) }):
+				continue
+			}
+		}
+		out.Policies = append(out.Policies, *use)
+		out.PeerSlices = append(out.PeerSlices, peers...)
+	}
+	return out
+}
+
+// policyKey is a policy by its name.
+type policyKey struct{ namespace, policy string }
+
+func keyOf(p *v1alpha1.SMCRPolicy) policyKey { return policyKey{p.Namespace, p.Name} }
+
+func slicesOf(o Objects) map[policyKey][]v1alpha1.SMCRPeerSlice {
+	out := map[policyKey][]v1alpha1.SMCRPeerSlice{}
+	for _, s := range o.PeerSlices {
+		k := policyKey{s.Namespace, s.Policy}
+		out[k] = append(out[k], s)
+	}
+	return out
+}
+
+func selectorsOf(p *v1alpha1.SMCRPolicy) []v1alpha1.PeerSelector {
+	if p.Spec.Peers == nil {
+		return nil
+	}
+	return p.Spec.Peers.Selectors
+}
+
+// isResolved says whether the slices of a policy's name have the addresses that its peer selectors stand for. A policy that
+// cannot be used has nothing to be resolved.
+//
+// A controller of an older version writes no slice if a selector finds no pod, and no status.peersGeneration. There the policy is
+// resolved when that controller has seen it, and has written all slices that there are.
+func isResolved(p *v1alpha1.SMCRPolicy, peers []v1alpha1.SMCRPeerSlice) bool {
+	if len(selectorsOf(p)) == 0 || usable(p) != nil {
+		return true
+	}
+	old := p.Status.ObservedGeneration == p.Generation && p.Status.PeersGeneration == nil
+	for i := range peers {
+		written := isSliceOf(&peers[i], p) && peers[i].PolicyGeneration == p.Generation
+		if written && peers[i].Name == v1alpha1.FirstPeerSlice(p.Name) {
+			return true
+		}
+		old = old && written
+	}
+	return old
+}
+
+// isSliceOf says whether a slice is of this very policy, and not of a former one of its name.
+func isSliceOf(s *v1alpha1.SMCRPeerSlice, p *v1alpha1.SMCRPolicy) bool {
+	owner := metav1.GetControllerOfNoCopy(s)
+	return s.Policy == p.Name && (owner == nil || owner.UID == p.UID)
+}
+
+// usable returns why a policy cannot be used, or nil.
+func usable(p *v1alpha1.SMCRPolicy) error {
+	if _, err := p.Spec.PodSelector.Selector(); err != nil {
+		return err
+	}
+	_, err := policyOf(&Node{}, p, nil)
+	return err
+}
