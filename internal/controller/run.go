@@ -41,9 +41,10 @@ type Config struct {
 	// AgentSelector selects the pods of the node agent in Namespace.
 	AgentSelector string
 	// DaemonSet is the name of the agents' DaemonSet in Namespace; "": those that
-	// AgentSelector selects. While the cluster has an older one of another installation,
-	// the controller does nothing, and says so. While it is there the pods of nodes that
-	// never had an agent are told so; when it goes, nothing says any more that a node has none.
+	// AgentSelector selects. While the cluster has an older one of another installation, with
+	// agents, the controller does nothing, and says so. While the DaemonSet is there the pods
+	// of nodes that never had an agent are told so; when it goes, nothing says any more that a
+	// node has none.
 	DaemonSet string
 	// LeaderElect makes only one of several replicas work, the leader. The renewals of the
 	// leader's Lease also tell a controller that the API server works, and only so it can

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -39,9 +40,10 @@ func (i installation) hasAgent(pod string) bool {
 	return !ok || namespace == i.namespace && (i.daemonSet == "" || strings.HasPrefix(name, i.daemonSet+"-"))
 }
 
-// other returns the DaemonSet of an installation that was in the cluster before this one,
-// and the DaemonSet of this one, if there are such. Two installations would write the
-// same objects, and their agents take the same nodes over from each other.
+// other returns the DaemonSet of an installation that was in the cluster before this one, or
+// has agents while this one has none, and the DaemonSet of this one, if there are such. Two
+// installations would write the same objects, and their agents take the same nodes over from
+// each other.
 func (i installation) other(ctx context.Context, c client.Reader) (other, own *appsv1.DaemonSet, err error) {
 	all, err := labels.Parse(DefaultAgentSelector)
 	if err != nil {
@@ -51,6 +53,7 @@ func (i installation) other(ctx context.Context, c client.Reader) (other, own *a
 	if err := c.List(ctx, &list, client.MatchingLabelsSelector{Selector: all}); err != nil {
 		return nil, nil, fmt.Errorf("look for other installations: %w", err)
 	}
+	var others []*appsv1.DaemonSet
 	for k := range list.Items {
 		ds := &list.Items[k]
 		switch {
@@ -58,14 +61,45 @@ func (i installation) other(ctx context.Context, c client.Reader) (other, own *a
 			if own == nil || before(ds, own) {
 				own = ds
 			}
-		case ds.DeletionTimestamp == nil && (other == nil || before(ds, other)):
+		case ds.DeletionTimestamp == nil:
+			others = append(others, ds)
+		}
+	}
+	if len(others) == 0 {
+		return nil, own, nil
+	}
+	agents, err := haveAgents(ctx, c, all)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, ds := range others {
+		if agents[ds.UID] && (other == nil || before(ds, other)) {
 			other = ds
 		}
 	}
-	if other != nil && own != nil && before(own, other) {
+	if other != nil && own != nil && agents[own.UID] && before(own, other) {
 		other = nil
 	}
 	return other, own, nil
+}
+
+// haveAgents returns the UIDs of the DaemonSets that have agents. Labels are anybody's, and so is
+// every field of a DaemonSet, whose status counts pods that it adopted, too: whoever may make
+// one would switch the controllers off. Agents are in the node's network, where Pod Security
+// lets only administrators have pods.
+func haveAgents(ctx context.Context, c client.Reader, selector labels.Selector) (map[types.UID]bool, error) {
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods, client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, fmt.Errorf("look for the agents of other installations: %w", err)
+	}
+	out := map[types.UID]bool{}
+	for k := range pods.Items {
+		p := &pods.Items[k]
+		if of := metav1.GetControllerOf(p); of != nil && p.Spec.HostNetwork {
+			out[of.UID] = true
+		}
+	}
+	return out, nil
 }
 
 // before orders DaemonSets by age.
@@ -95,7 +129,11 @@ func (s *service) first(ctx context.Context, api *rest.Config, i installation) e
 		s.refused.Store(nil)
 		return nil
 	}
-	why := fmt.Sprintf("kube-smcr is installed already: DaemonSet %s/%s is older; this controller does nothing: uninstall one of the two", other.Namespace, other.Name)
+	reason := "has agents, and this release none"
+	if own == nil || before(other, own) {
+		reason = "is older"
+	}
+	why := fmt.Sprintf("kube-smcr is installed already: DaemonSet %s/%s %s; this controller does nothing: uninstall one of the two", other.Namespace, other.Name, reason)
 	if was := s.refused.Swap(&why); own != nil && (was == nil || *was != why) {
 		if err := tell(ctx, c, own, reasonSecond, why); err != nil {
 			s.config.Log.Warn("event not made", "err", err)

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
@@ -24,12 +25,34 @@ import (
 func newDaemonSet(ns, name string, age time.Duration) *appsv1.DaemonSet {
 	l := map[string]string{"app.kubernetes.io/part-of": "kube-smcr", "app.kubernetes.io/component": "agent"}
 	return &appsv1.DaemonSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Labels: l, CreationTimestamp: metav1.NewTime(time.Now().Add(-age).Truncate(time.Second))},
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, UID: types.UID(ns + "." + name), Labels: l, CreationTimestamp: metav1.NewTime(time.Now().Add(-age).Truncate(time.Second))},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: l},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: l}, Spec: newPod("", "", "", "").Spec},
 		},
 	}
+}
+
+// podOfAgent is a pod of a DaemonSet that is in the node's network.
+func podOfAgent(ds *appsv1.DaemonSet) *corev1.Pod {
+	p := newPod(ds.Namespace, ds.Name+"-x", "n", "192.0.2.1")
+	p.Labels, p.Spec.HostNetwork = ds.Labels, true
+	p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(ds, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+	return p
+}
+
+// bare is a DaemonSet that has no pods in the node's network.
+type bare struct{ *appsv1.DaemonSet }
+
+// tenants is what somebody can do who may not have pods in the node's network: a DaemonSet that is older than any
+// other, with any template, and pods in its namespace that it adopts, which its status counts.
+func tenants() []client.Object {
+	ds := newDaemonSet("tenant", "agent", time.Hour)
+	ds.Spec.Template.Spec.HostNetwork = true
+	ds.Status.DesiredNumberScheduled, ds.Status.CurrentNumberScheduled, ds.Status.UpdatedNumberScheduled = 1, 1, 1
+	adopted := podOfAgent(ds)
+	adopted.Spec.HostNetwork = false
+	return []client.Object{bare{ds}, adopted}
 }
 
 func TestInstallation_other(t *testing.T) {
@@ -55,10 +78,26 @@ func TestInstallation_other(t *testing.T) {
 		{"of the same second", []client.Object{newDaemonSet("a", "agent", 0), newDaemonSet("0", "agent", 0)}, "0/agent"},
 		{"without agents of its own yet", []client.Object{newDaemonSet("b", "agent", 0)}, "b/agent"},
 		{"the other one is leaving", []client.Object{newDaemonSet("a", "agent", 0), leaving}, ""},
+		{"older, without agents", []client.Object{newDaemonSet("a", "agent", 0), bare{newDaemonSet("b", "agent", time.Hour)}}, ""},
+		{"younger, and the first has no agents", []client.Object{bare{newDaemonSet("a", "agent", time.Hour)}, newDaemonSet("b", "agent", 0)}, "b/agent"},
+		{"a tenant's", append(tenants(), newDaemonSet("a", "agent", 0)), ""},
+		{"a tenant's, and nothing of its own yet", tenants(), ""},
+		{"a tenant's, and another one", append(tenants(), newDaemonSet("a", "agent", 0), newDaemonSet("b", "agent", time.Minute)), "b/agent"},
 		{"something else", []client.Object{newDaemonSet("a", "agent", 0), stranger}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(tt.all...).Build()
+			b := fake.NewClientBuilder().WithScheme(scheme)
+			for _, o := range tt.all {
+				switch o := o.(type) {
+				case bare:
+					b.WithObjects(o.DaemonSet)
+				case *appsv1.DaemonSet:
+					b.WithObjects(o, podOfAgent(o))
+				default:
+					b.WithObjects(o)
+				}
+			}
+			c := b.Build()
 			other, _, err := installation{namespace: "a", daemonSet: "agent"}.other(t.Context(), c)
 			got := ""
 			if other != nil {
@@ -85,6 +124,7 @@ func TestSecondInstallation(t *testing.T) {
 	w := newWorld(t)
 	first := newDaemonSet(w.ns, "agent", 0)
 	w.create(first)
+	w.create(podOfAgent(first))
 	var second *appsv1.DaemonSet
 	w.eventually("a DaemonSet that is younger, in whole seconds", func() error {
 		second = newDaemonSet(system, theDaemonSet, 0)
