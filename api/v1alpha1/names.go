@@ -14,7 +14,8 @@ const (
 	// words, and behind a colon the reason, as "Fallback: PEERNOSMC".
 	AnnotationStatus = "smcr.io/status"
 	// AnnotationUninstall on an SMCRNode tells its agent to leave the node clean
-	// and to set the condition Uninstalled.
+	// and to set the condition Uninstalled. An agent that is new on the node takes one
+	// that was there before it off, and leaves if the annotation is set again.
 	AnnotationUninstall = "smcr.io/uninstall"
 	// LabelNode on SMCRLinks, SMCRNodes and agents' Leases is the node whose agent writes them: its
 	// name, or its UID if the name is longer than a label's value may be.

@@ -47,8 +47,7 @@ func restClient(base *rest.Config, gv schema.GroupVersion, path string, add func
 // informers are the objects that configurations are made of.
 type informers struct {
 	pods, namespaces, policies, slices cache.SharedIndexInformer
-	self                               cache.SharedIndexInformer // the SMCRNode of the node, metadata only
-	nodes                              cache.SharedIndexInformer // all SMCRNodes: which node has a device's address
+	nodes                              cache.SharedIndexInformer // all SMCRNodes: which node has a device's address, and whether this one is to be left
 }
 
 // needed are those without which there is no configuration.
@@ -98,10 +97,6 @@ func newInformers(base, pods *rest.Config, node string) (informers, error) {
 		policies: informer(smcr, "smcrpolicies", anything, &v1alpha1.SMCRPolicy{}),
 		slices:   informer(smcr, "smcrpeerslices", anything, &v1alpha1.SMCRPeerSlice{}),
 		nodes:    informer(smcr, "smcrnodes", anything, &v1alpha1.SMCRNode{}),
-		self: metadatainformer.NewFilteredMetadataInformer(meta,
-			v1alpha1.GroupVersion().WithResource("smcrnodes"), metav1.NamespaceAll, 0, noIndexes(), func(o *metav1.ListOptions) {
-				o.FieldSelector = fields.OneTermEqualSelector("metadata.name", node).String()
-			}).Informer(),
 	}, nil
 }
 
@@ -142,8 +137,11 @@ func trim(obj any) (any, error) {
 				status.PodDevices = append(status.PodDevices, v1alpha1.NodePodDevice{ID: d.ID, Address: d.Address})
 			}
 		}
-		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), status
-		o.Annotations, o.Labels = nil, nil
+		o.ObjectMeta = trimMeta(o.ObjectMeta)
+		if o.Annotations[v1alpha1.AnnotationUninstall] != "" {
+			status.AgentPod = o.Status.AgentPod // few have it
+		}
+		o.Status, o.Labels = status, nil
 	case *v1alpha1.SMCRPeerSlice:
 		owner := metav1.GetControllerOf(o)
 		o.ObjectMeta = trimMeta(o.ObjectMeta)

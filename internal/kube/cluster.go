@@ -100,7 +100,7 @@ func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 	}
 	c := &cluster{cfg: cfg, machine: preflight.Agent()}
 	sc := Config{
-		REST: cfg.REST, Node: cfg.Node, Base: cfg.Base, Log: cfg.Log,
+		REST: cfg.REST, Node: cfg.Node, Pod: cfg.Pod, Base: cfg.Base, Log: cfg.Log,
 		StateFile: filepath.Join(base.DataDir, stateFile),
 	}
 	if base.DRA.Enabled {

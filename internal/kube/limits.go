@@ -34,6 +34,10 @@ const (
 	departureWait    = 3 * time.Second
 	departureReports = 5 * time.Second
 
+	// takeBackEvery is how often the annotation of an earlier uninstallation is taken off an
+	// SMCRNode, until the watch says that it is gone.
+	takeBackEvery = time.Second
+
 	// saveEvery bounds how often the file with the last objects is written:
 	// peers' addresses change all the time in a large cluster.
 	saveEvery = 5 * time.Second

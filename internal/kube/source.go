@@ -24,12 +24,14 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
-// Config says what a Source watches. All fields but Claimed are required.
+// Config says what a Source watches. All fields but Pod and Claimed are required.
 type Config struct {
 	// REST is how to reach the API server.
 	REST *rest.Config
 	// Node is the name of the node.
 	Node string
+	// Pod is NAMESPACE/NAME of the agent's pod, as the SMCRNode has it.
+	Pod string
 	// Base reads the configuration file, to which the objects are added.
 	Base func() (*config.Node, error)
 	// StateFile is the path of the file that keeps the last objects.
@@ -48,6 +50,7 @@ type Source struct {
 	dirty     chan struct{} // an object changed
 	changed   chan struct{} // node differs from the one that First or Load returned last
 	uninstall chan struct{} // closed when the node is to be left clean
+	takeBack  chan struct{} // outdated was set
 	complain  complaints
 
 	file sync.Mutex // held while the state file is written or removed; taken before mu
@@ -61,6 +64,7 @@ type Source struct {
 	live     bool             // node is made of objects of the API server, not of a file
 	first    chan struct{}
 	leaving  bool   // uninstall is closed
+	outdated bool   // the SMCRNode has the annotation of an earlier uninstallation
 	saved    []byte // what is in the state file
 }
 
@@ -82,30 +86,31 @@ func New(cfg Config) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, informers: inf, base: base, node: base,
-		dirty: make(chan struct{}, 1), changed: make(chan struct{}, 1), first: make(chan struct{}), uninstall: make(chan struct{}),
+		dirty: make(chan struct{}, 1), changed: make(chan struct{}, 1), first: make(chan struct{}), uninstall: make(chan struct{}), takeBack: make(chan struct{}, 1),
 		bad: map[string]string{}, complain: complaints{log: cfg.Log, last: map[string]time.Time{}, watches: map[string]error{}},
 	}
-	all := inf.needed()
-	all["the node's smcrnode"] = inf.self
-	for name, i := range all {
+	for name, i := range inf.needed() {
 		err := errors.Join(i.SetTransform(trim),
 			i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
 				s.complain.watch(name, err, time.Now())
 			}))
 		if err == nil {
-			handler := cache.ResourceEventHandlerFuncs{
-				AddFunc:    func(any) { poke(s.dirty) },
+			handler := cache.ResourceEventHandlerDetailedFuncs{
+				AddFunc:    func(any, bool) { poke(s.dirty) },
 				UpdateFunc: func(any, any) { poke(s.dirty) },
 				DeleteFunc: func(any) { poke(s.dirty) },
 			}
-			switch i {
-			case inf.self:
-				handler = cache.ResourceEventHandlerFuncs{AddFunc: s.noteUninstall, UpdateFunc: func(_, now any) { s.noteUninstall(now) }}
-			case inf.nodes: // most changes are of counters
-				handler.UpdateFunc = func(was, is any) { // the store has nothing but SMCRNodes
-					if !reflect.DeepEqual(was.(*v1alpha1.SMCRNode).Status, is.(*v1alpha1.SMCRNode).Status) {
+			if i == inf.nodes { // whose store has nothing but SMCRNodes
+				handler.AddFunc = func(is any, first bool) {
+					poke(s.dirty)
+					s.noteUninstall(is.(*v1alpha1.SMCRNode), first)
+				}
+				handler.UpdateFunc = func(was, is any) {
+					old, now := was.(*v1alpha1.SMCRNode), is.(*v1alpha1.SMCRNode)
+					if !reflect.DeepEqual(old.Status, now.Status) { // most changes are of counters
 						poke(s.dirty)
 					}
+					s.noteUninstall(now, false)
 				}
 			}
 			_, err = i.AddEventHandler(handler)
@@ -129,7 +134,7 @@ func poke(c chan struct{}) {
 func (s *Source) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { s.informers.self.RunWithContext(ctx) })
+	wg.Go(func() { s.takeBackUninstall(ctx) })
 	for _, i := range s.informers.needed() {
 		wg.Go(func() { i.RunWithContext(ctx) })
 		// A first list without objects causes no event: look when it has arrived.
@@ -257,27 +262,6 @@ func (s *Source) Verdicts() []config.Verdict {
 	defer s.mu.Unlock()
 	return slices.Clone(s.verdicts)
 }
-
-// noteUninstall closes uninstall if the SMCRNode of the node has the annotation.
-func (s *Source) noteUninstall(obj any) {
-	m, ok := obj.(*metav1.PartialObjectMetadata)
-	if ok && m.Annotations[v1alpha1.AnnotationUninstall] == "true" {
-		s.leave()
-	}
-}
-
-// leave closes uninstall.
-func (s *Source) leave() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.leaving {
-		s.leaving = true
-		close(s.uninstall)
-	}
-}
-
-// Uninstall is closed when the agent is to leave the node clean.
-func (s *Source) Uninstall() <-chan struct{} { return s.uninstall }
 
 // StatusAnnotations returns the annotations smcr.io/status of the node's pods as
 // the API server has them, and the resource versions of all of its pods, by UID of the pod.

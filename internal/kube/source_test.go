@@ -156,7 +156,7 @@ func (w *world) base() (*config.Node, error) {
 func (w *world) source(rc *rest.Config) *Source {
 	w.t.Helper()
 	s, err := New(Config{
-		REST: rc, Node: w.node, Base: w.base, StateFile: filepath.Join(w.dir, "policies.json"),
+		REST: rc, Node: w.node, Pod: "kube-smcr/agent-x", Base: w.base, StateFile: filepath.Join(w.dir, "policies.json"),
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
@@ -749,27 +749,5 @@ func TestSource_restore(t *testing.T) {
 				t.Errorf("objects %+v, error %v", o, err)
 			}
 		})
-	}
-}
-
-// TestSource_uninstall: the SMCRNode of this node alone says when to leave.
-func TestSource_uninstall(t *testing.T) {
-	w := newWorld(t)
-	s := w.source(server.Config(t))
-	s.First(t.Context())
-	other := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: "other-" + w.node, Annotations: map[string]string{v1alpha1.AnnotationUninstall: "true"}}}
-	own := &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: w.node, Annotations: map[string]string{v1alpha1.AnnotationUninstall: "false"}}}
-	w.create(other)
-	w.create(own)
-	select {
-	case <-s.Uninstall():
-		t.Fatal("told to leave by another node's object")
-	case <-time.After(500 * time.Millisecond):
-	}
-	w.change(own, func() { own.Annotations[v1alpha1.AnnotationUninstall] = "true" })
-	select {
-	case <-s.Uninstall():
-	case <-time.After(prompt):
-		t.Fatal("not told to leave")
 	}
 }
