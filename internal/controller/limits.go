@@ -47,7 +47,7 @@ const (
 	nodePasses = 8
 
 	// maxReasons is how many fallback reasons a policy's status has, the most frequent
-	// ones. The metrics have all.
+	// ones. The metrics have all that agents have names for.
 	maxReasons = 16
 
 	// maxEventAge is the age up to which events of agents about pods are passed on: a

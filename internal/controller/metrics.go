@@ -147,7 +147,7 @@ func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*pr
 			continue
 		}
 		status, reason := podStatus(pod)
-		n[[2]string{status, reason}]++
+		n[[2]string{status, counted(reason)}]++
 	}
 	for k, c := range n {
 		gauge(m.pods, c, k[0], k[1])

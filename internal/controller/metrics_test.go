@@ -3,6 +3,7 @@
 package controller
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -51,7 +52,7 @@ func TestMetrics(t *testing.T) {
 	}
 	optedIn(v1alpha1.PodStatusKernel)(pods[6])
 	optedIn("")(pods[7])                                       // and its policies do not
-	claims("Fallback: NO_DEVICE")(pods[5])                     // of its agent, which knows of the claim
+	claims("Fallback: NOSMCDEV")(pods[5])                      // of its agent, which knows of the claim
 	pods[8].Annotations[v1alpha1.AnnotationStatus] = "Enabled" // of nobody: the pod has no claim
 	optedIn("Fallback: \xff")(pods[9])                         // of nobody
 	down := newLink("b", "n", "shop", "x")
@@ -91,10 +92,40 @@ kube_smcr_controller_nodes{accelerating="Unknown",agent_alive="Unknown"} 1
 # HELP kube_smcr_controller_pods Opted-in running pods by status and, of those on plain TCP, reason.
 # TYPE kube_smcr_controller_pods gauge
 kube_smcr_controller_pods{reason="",status="Enabled"} 2
-kube_smcr_controller_pods{reason="NO_DEVICE",status="Fallback"} 1
+kube_smcr_controller_pods{reason="NOSMCDEV",status="Fallback"} 1
 kube_smcr_controller_pods{reason="NO_OPTION",status="Fallback"} 1
 kube_smcr_controller_pods{reason="UNKNOWN",status="Fallback"} 1
 `)
+}
+
+// TestMetrics_reasons: whoever writes the annotation of his pods does not decide how many series there are.
+func TestMetrics_reasons(t *testing.T) {
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := fake.NewClientBuilder().WithScheme(scheme)
+	for i := range 1000 {
+		p := newPod("shop", fmt.Sprintf("p%d", i), "n", "10.0.0.1")
+		optedIn(fmt.Sprintf("Fallback: X%d", i))(p)
+		b.WithObjects(p)
+	}
+	hex, own := newPod("shop", "hex", "n", "10.0.0.1"), newPod("shop", "own", "n", "10.0.0.1")
+	optedIn("Refused: 0x03050001")(hex)
+	optedIn("Fallback: NO_AGENT")(own)
+	m := newMetrics(slog.New(slog.DiscardHandler))
+	m.lead(b.WithObjects(hex, own).Build())
+	const want = `
+# HELP kube_smcr_controller_pods Opted-in running pods by status and, of those on plain TCP, reason.
+# TYPE kube_smcr_controller_pods gauge
+kube_smcr_controller_pods{reason="",status="Enabled"} 0
+kube_smcr_controller_pods{reason="NO_AGENT",status="Fallback"} 1
+kube_smcr_controller_pods{reason="UNKNOWN",status="Fallback"} 1000
+kube_smcr_controller_pods{reason="UNKNOWN",status="Refused"} 1
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "kube_smcr_controller_pods"); err != nil {
+		t.Error(err)
+	}
 }
 
 // judged is the SMCRNode of a node without an agent.
