@@ -50,9 +50,9 @@ const (
 	// ones. The metrics have all that agents have names for.
 	maxReasons = 16
 
-	// maxEventAge is the age up to which events of agents about pods are passed on: a
-	// controller that starts does not pass on those of the last hour. podWait is how long
-	// the cache may lack a pod that an agent knows already.
+	// maxEventAge is how much older than the youngest one an event of an agent about a pod may be
+	// to be passed on by a controller that starts: it does not pass on those of the last hour.
+	// podWait is how long the cache may lack a pod that an agent knows already.
 	maxEventAge = 5 * time.Minute
 	podWait     = 10 * time.Second
 	podRetry    = time.Second

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -28,36 +32,92 @@ import (
 type podEvents struct {
 	client client.Client
 	log    *slog.Logger
+
+	mu sync.Mutex // guards what is below
+	// newest is when the API server made the youngest event of the first list.
+	newest time.Time
+	// pending are the events that Reconcile is not done with.
+	pending map[types.NamespacedName]arrival
+}
+
+// arrival is how an event came to this controller.
+type arrival struct {
+	listed bool      // with the first list, so it may be old
+	waits  time.Time // since when its pod is waited for
 }
 
 func (r *podEvents) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("pod-events").WithOptions(options(1)).
-		Watches(&corev1.Event{}, mark(0, func(old, now *corev1.Event) []types.NamespacedName {
-			if old != nil || now.Related == nil {
-				return nil
+		Watches(&corev1.Event{}, handler.Funcs{CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
+			if said, ok := e.Object.(*corev1.Event); ok && said.Related != nil {
+				q.Add(reconcile.Request{NamespacedName: r.arrived(said, e.IsInInitialList)})
 			}
-			return []types.NamespacedName{client.ObjectKeyFromObject(now)}
-		})).
+		}}).
 		Complete(r)
 }
 
-// Reconcile passes one event on. Doing it twice does no harm: the name of the new event is
-// made from the agent's event, so the second write finds it there.
+// arrived notes an event that is to be passed on, and returns its key.
+func (r *podEvents) arrived(said *corev1.Event, listed bool) types.NamespacedName {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pending == nil {
+		r.pending = map[types.NamespacedName]arrival{}
+	}
+	if made := said.CreationTimestamp.Time; listed && made.After(r.newest) {
+		r.newest = made
+	}
+	k := client.ObjectKeyFromObject(said)
+	r.pending[k] = arrival{listed: listed}
+	return k
+}
+
+// old says whether an event is of long before this controller began. Times of the API server are
+// compared with each other, never with the time of this machine.
+func (r *podEvents) old(said *corev1.Event) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pending[client.ObjectKeyFromObject(said)].listed && r.newest.Sub(said.CreationTimestamp.Time) > maxEventAge
+}
+
+// waits returns for how long an event has waited for its pod.
+func (r *podEvents) waits(event types.NamespacedName) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a := r.pending[event]
+	if a.waits.IsZero() {
+		a.waits = time.Now()
+		r.pending[event] = a
+	}
+	return time.Since(a.waits)
+}
+
+// Reconcile passes one event on, and forgets it unless it is to come again.
 func (r *podEvents) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	result, err := r.pass(ctx, req.NamespacedName)
+	if err == nil && result.RequeueAfter == 0 {
+		r.mu.Lock()
+		delete(r.pending, req.NamespacedName)
+		r.mu.Unlock()
+	}
+	return result, err
+}
+
+// pass passes one event on. Doing it twice does no harm: the name of the new event is
+// made from the agent's event, so the second write finds it there.
+func (r *podEvents) pass(ctx context.Context, name types.NamespacedName) (ctrl.Result, error) {
 	var said corev1.Event
-	if err := r.client.Get(ctx, req.NamespacedName, &said); err != nil {
+	if err := r.client.Get(ctx, name, &said); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	age := time.Since(said.CreationTimestamp.Time)
-	if said.Related == nil || age > maxEventAge {
+	if said.Related == nil || r.old(&said) {
 		return ctrl.Result{}, nil
 	}
 	var pod corev1.Pod
 	err := r.client.Get(ctx, types.NamespacedName{Namespace: said.Related.Namespace, Name: said.Related.Name}, &pod)
 	switch {
-	case apierrors.IsNotFound(err) && age < podWait:
+	case apierrors.IsNotFound(err) && r.waits(name) < podWait:
 		return ctrl.Result{RequeueAfter: podRetry}, nil
 	case apierrors.IsNotFound(err):
 		return ctrl.Result{}, nil // it is gone

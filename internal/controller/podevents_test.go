@@ -4,15 +4,20 @@ package controller
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -114,5 +119,90 @@ func TestPodEvents_long(t *testing.T) {
 			return fmt.Errorf("events %v", got)
 		}
 		return nil
+	})
+}
+
+// TestPodEvents_clock: the clock of this machine does not matter. What comes after the first list is passed on, and of
+// the list what is not much older than its youngest event.
+func TestPodEvents_clock(t *testing.T) {
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name     string
+		ahead    time.Duration // of the controller's clock
+		listed   bool
+		youngest time.Duration // age of the youngest event of the first list; 0: it has no other
+		age      time.Duration
+		want     int
+	}{
+		{"watched", 0, false, 0, 0, 1},
+		{"watched, by a clock that is ahead", 6 * time.Minute, false, 0, 0, 1},
+		{"watched, by a clock that is behind", -time.Hour, false, 0, 0, 1},
+		{"watched, and older than the list", 0, false, time.Minute, time.Hour, 1},
+		{"listed", 0, true, time.Minute, 2 * time.Minute, 1},
+		{"listed, by a clock that is ahead", 6 * time.Minute, true, time.Minute, 2 * time.Minute, 1},
+		{"listed, and old", 0, true, time.Minute, time.Hour, 0},
+		{"listed, and old by a clock that is behind", -time.Hour, true, time.Minute, time.Hour, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Now().Add(-tt.ahead) // of the API server
+			pod := newPod("shop", "p", "n", "10.0.0.1")
+			pod.UID = "u"
+			e := said("n", pod)
+			e.Name, e.UID, e.CreationTimestamp = "e", "1", metav1.NewTime(now.Add(-tt.age))
+			c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(pod, e).Build()
+			r := &podEvents{client: c, log: slog.New(slog.DiscardHandler)}
+			key := r.arrived(e, tt.listed)
+			if tt.youngest > 0 {
+				other := said("n", pod)
+				other.Name, other.CreationTimestamp = "other", metav1.NewTime(now.Add(-tt.youngest))
+				r.arrived(other, true)
+			}
+			if res, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil || res.RequeueAfter != 0 {
+				t.Errorf("%+v, %v", res, err)
+			}
+			var out eventsv1.EventList
+			if err := c.List(t.Context(), &out, client.InNamespace("shop")); err != nil || len(out.Items) != tt.want {
+				t.Errorf("%d events of the pod (%v), want %d", len(out.Items), err, tt.want)
+			}
+			if _, ok := r.pending[key]; ok {
+				t.Error("the event is not forgotten")
+			}
+		})
+	}
+}
+
+// TestPodEvents_gone: an event waits for a pod that the cache lacks, and not longer if the clock of this machine is behind.
+func TestPodEvents_gone(t *testing.T) {
+	scheme, err := NewScheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		e := said("n", newPod("shop", "gone", "n", "10.0.0.1"))
+		e.Name, e.CreationTimestamp = "e", metav1.NewTime(time.Now().Add(time.Hour))
+		r := &podEvents{client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(e).Build(), log: slog.New(slog.DiscardHandler)}
+		req := ctrl.Request{NamespacedName: r.arrived(e, false)}
+		for began := time.Now(); ; {
+			res, err := r.Reconcile(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.RequeueAfter == 0 {
+				if waited := time.Since(began); waited != podWait {
+					t.Errorf("it waited %v, want %v", waited, podWait)
+				}
+				break
+			}
+			if time.Since(began) > podWait {
+				t.Fatalf("it waits still after %v", time.Since(began))
+			}
+			<-time.After(res.RequeueAfter)
+		}
+		if len(r.pending) != 0 {
+			t.Errorf("not forgotten: %v", r.pending)
+		}
 	})
 }
