@@ -93,7 +93,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer, connect f
 	case errors.Is(err, errNot):
 		return exitNot
 	}
-	fmt.Fprintf(stderr, "kubectl smcr: %v\n", err)
+	fmt.Fprintf(stderr, "kubectl smcr: %s\n", cli.Line(err.Error()))
 	switch {
 	case errors.As(err, new(cli.UsageError)), kubectl.IsUsage(err):
 		return exitUsage
@@ -252,7 +252,7 @@ func printPreflight(w io.Writer, p preflight) error {
 		rows = append(rows, cli.Row(c.Name, c.Result, strings.ReplaceAll(c.Detail, "\n", "; ")))
 		for _, text := range []string{c.Means, c.Advice} {
 			if text != "" {
-				rows = append(rows, "\t\t-> "+text)
+				rows = append(rows, "\t\t-> "+cli.Line(text))
 			}
 		}
 	}

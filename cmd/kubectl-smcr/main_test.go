@@ -143,6 +143,29 @@ func TestConnect(t *testing.T) {
 	}
 }
 
+// TestUnprintable: what an agent's pod says does nothing to the terminal, and makes no line of its own.
+func TestUnprintable(t *testing.T) {
+	const bad = "\x1b[2J\nnode n2\n"
+	s := server()
+	s.Exec = func(_ string, command []string) (string, string, int) {
+		if command[1] == "preflight" {
+			return `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","means":"\u001b[2J\nnode n2","advice":"\u001b[2J\nnode n2"}]}`, "", 4
+		}
+		return "", bad, 1
+	}
+	for _, tt := range []struct{ args, want string }{
+		{"status", "ends with code 1: ?[2J; node n2\n"},
+		{"preflight", "-> ?[2J; node n2\n"},
+	} {
+		var out, errOut bytes.Buffer
+		run(t.Context(), strings.Fields(tt.args), &out, &errOut, func(*options) (*kubectl.Cluster, error) { return kubectl.NewCluster(s.Start(t), "default") })
+		text := out.String() + errOut.String()
+		if !strings.Contains(text, tt.want) || strings.ContainsRune(text, '\x1b') || strings.Contains(text, "\nnode n2") {
+			t.Errorf("%s prints %q, want %q", tt.args, text, tt.want)
+		}
+	}
+}
+
 // TestDocumentedCommands: what documents and messages tell people to run, this program has.
 func TestDocumentedCommands(t *testing.T) {
 	root, known := newRoot(&options{}), map[string]bool{}

@@ -89,7 +89,7 @@ func printDevices(w io.Writer, inv preflight.Inventory) error {
 		rows = append(rows, "", inv.Verbs.Detail)
 	}
 	if inv.Problem != "" {
-		rows = append(rows, "", "problem: "+inv.Problem)
+		rows = append(rows, "", "problem: "+cli.Line(inv.Problem))
 	}
 	return cli.Table(w, rows...)
 }

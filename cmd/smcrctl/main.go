@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errNot):
 		return exitNot
 	}
-	fmt.Fprintf(stderr, "smcrctl: %v\n", err)
+	fmt.Fprintf(stderr, "smcrctl: %s\n", cli.Line(err.Error()))
 	switch {
 	case errors.As(err, new(cli.UsageError)):
 		return exitUsage

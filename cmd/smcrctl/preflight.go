@@ -19,7 +19,7 @@ func printPreflight(w io.Writer, r preflight.Report) error {
 		rows = append(rows, cli.Row(c.Name, c.Result, strings.ReplaceAll(c.Detail, "\n", "; ")))
 		for _, s := range []string{c.Means, c.Advice} {
 			if s != "" {
-				rows = append(rows, "\t\t-> "+s)
+				rows = append(rows, "\t\t-> "+cli.Line(s))
 			}
 		}
 	}

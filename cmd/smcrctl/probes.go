@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cli"
 )
 
 // probeTimeout is how long a probe waits for an answer. It is longer than a busy node
@@ -68,7 +69,7 @@ func probe(o *options, cmd *cobra.Command, judge func(agentapi.Status) agentapi.
 		r = judge(s)
 		return r, nil
 	}, func(w io.Writer, r agentapi.Readiness) error {
-		_, err := fmt.Fprintln(w, r.Detail)
+		_, err := fmt.Fprintln(w, cli.Line(r.Detail))
 		return err
 	})
 	if err == nil && !r.Ready {

@@ -47,6 +47,9 @@ func printable(s string) string {
 	}, s)
 }
 
+// Line makes one line of a text that others may have written, and that is no field of a row.
+func Line(text string) string { return printable(strings.ReplaceAll(text, "\n", "; ")) }
+
 // PrintStatus prints the status of an agent, with the problems that keep connections off
 // SMC-R.
 func PrintStatus(w io.Writer, s agentapi.Status) error {
@@ -192,7 +195,7 @@ func problem(text string) []string {
 	if text == "" {
 		return nil
 	}
-	return []string{"problem: " + text}
+	return []string{"problem: " + Line(text)}
 }
 
 // versionOf shows version, dialect and enterprise ID, in which two link groups with the
@@ -252,7 +255,7 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 		}
 	}
 	for _, m := range a.Malformed {
-		rows = append(rows, "ignored: "+m)
+		rows = append(rows, "ignored: "+Line(m))
 	}
 	return Table(w, rows...)
 }

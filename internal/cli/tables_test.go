@@ -234,6 +234,25 @@ func TestPrintStatus_state(t *testing.T) {
 	}
 }
 
+// TestLine: rows without columns, too, are one line.
+func TestLine(t *testing.T) {
+	if got, want := Line("a\x1b[2J\nnode n2\tb\r"), "a?[2J; node n2?b?"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	got := shown(t, func(w io.Writer, _ time.Time) error {
+		return PrintAttachments(w, agentapi.Attachments{Malformed: []string{"\x1b[2J\nnode n2"}})
+	})
+	if !strings.HasSuffix(got, "\nignored: ?[2J; node n2\n") {
+		t.Errorf("%q", got)
+	}
+	got = shown(t, func(w io.Writer, _ time.Time) error {
+		return PrintLinks(w, agentapi.Links{Problem: "\x1b[2J\nnode n2"})
+	})
+	if want := "no link groups\nproblem: ?[2J; node n2\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestRow: what peers and users write begins no row or column, and does nothing to the terminal.
 func TestRow(t *testing.T) {
 	got := Row("status", "Fallback\nverdict\ton SMC-R\x1b[2K\u009b1A\u202e", "", 7, "Größe 1 µs")

@@ -95,7 +95,7 @@ func PrintNodes[T any](w io.Writer, answers []NodeAnswer[T], one func(io.Writer,
 			}
 		}
 		if a.Error != "" {
-			if _, err := fmt.Fprintln(w, a.Error); err != nil {
+			if _, err := fmt.Fprintln(w, cli.Line(a.Error)); err != nil {
 				return err
 			}
 			continue
