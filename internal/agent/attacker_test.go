@@ -76,6 +76,7 @@ func (v *villain) attacks() map[string]func(context.Context, *rand.Rand) {
 		"peers":        v.peers,
 		"deaf peers":   v.deafPeers,
 		"hijack":       v.hijack,
+		"declines":     v.declines,
 	}
 }
 
@@ -295,6 +296,23 @@ func (v *villain) visits(ctx context.Context, reads bool) {
 		}
 	}
 	<-ctx.Done()
+}
+
+// declines offers SMC-R and declines, each time for another reason that has no name.
+func (v *villain) declines(ctx context.Context, rnd *rand.Rand) {
+	first := rnd.Uint32()
+	for i := range uint32(10 * v.Budget) {
+		c, err := v.service(ctx)
+		if err != nil {
+			return
+		}
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		if _, err = c.Write(clc.Decline{Version: clc.V1, Reason: clc.Reason(first + i)}.Append(nil)); err == nil {
+			_ = c.CloseWrite()
+			_, _ = c.Read(make([]byte, 1)) // its end
+		}
+		_ = c.Close()
+	}
 }
 
 // hijack proposes under the name of another's node, or of nobody, and then

@@ -263,7 +263,11 @@ func (px *proxy) refuse(s *session, c peerConn, why fallback) {
 
 // recordRequired records that a session is required to be on SMC-R, and why it is not.
 func (px *proxy) recordRequired(s *session, why fallback) {
-	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + why.code.Text()})
+	text := why.code.Text()
+	if why.code == agentapi.CodeUnknownReason {
+		text = why.detail // which the code does not say
+	}
+	px.record(s, agentapi.ModeReset, fallback{agentapi.CodeRequired, why.peerDeclined, string(why.code) + ": " + text})
 }
 
 // resetAborted resets a session that was aborted during the rendezvous.

@@ -123,6 +123,7 @@ func TestProxy_outbound(t *testing.T) {
 		{name: "passing reason", reason: clc.ReasonMem, want: "TCP", code: agentapi.CodeBudgetMemory, uses: relayed, bypassed: agentapi.CodeBudgetMemory, dials: 1},
 		{name: "no cache", extra: "  negativeCacheTTL: 0s\n", reason: clc.ReasonPeerNoSMC, want: "TCP", code: "PEERNOSMC", uses: relayed, dials: 1},
 		{name: "required", policies: requireAll, reason: clc.ReasonPeerNoSMC, want: "reset", code: agentapi.CodeRequired, detail: "PEERNOSMC: ", dials: 1},
+		{name: "required, a reason without a name", policies: requireAll, reason: 0x7a000000, want: "reset", code: agentapi.CodeRequired, detail: "UNKNOWN_REASON: unknown diagnosis code 0x7a000000", dials: 1},
 		{name: "no connections left", extra: noConns, want: "TCP", code: agentapi.CodeBudgetConns, detail: podFull, uses: relayed, bypassed: agentapi.CodeBudgetConns, dials: 1},
 		{name: "no connections left and required", extra: noConns, policies: requireAll, want: "reset", code: agentapi.CodeRequired, detail: "BUDGET_CONNS: "},
 		{name: "not selected", policies: "policies:\n- {name: p, ports: [9]}\n", want: "TCP", code: agentapi.CodeNoPolicy, detail: "port", uses: relayed, dials: 1},

@@ -48,6 +48,9 @@ func (px *proxy) shortage() shortage {
 // resources left. What grew since before tells which.
 func (px *proxy) fallbackOf(i smcr.Info, before shortage) fallback {
 	why := fallback{code: agentapi.CodeOf(i.Reason), peerDeclined: i.PeerDeclined}
+	if i.Reason == clc.ReasonNone || !i.Reason.Known() {
+		why.code, why.detail = agentapi.CodeUnknownReason, i.Reason.Text()
+	}
 	if i.Reason != clc.ReasonMem || i.PeerDeclined {
 		return why
 	}

@@ -128,6 +128,36 @@ func TestProxy_fallbackOf(t *testing.T) {
 	}
 }
 
+// TestAttack_declineReasons: a peer declines with a thousand diagnosis codes that nobody has given a name. The status,
+// the metrics and the decisions have one code for all of them, and the decisions' details what the peer said.
+func TestAttack_declineReasons(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	for i := range 1000 {
+		r := clc.Reason(0x7a000000 + i)
+		why := p.px.fallbackOf(smcr.Info{Reason: r, PeerDeclined: true}, shortage{})
+		if want := (fallback{code: agentapi.CodeUnknownReason, peerDeclined: true, detail: r.Text()}); why != want {
+			t.Fatalf("%+v, want %+v", why, want)
+		}
+		b.a.metrics.fallback(why.code)
+	}
+	if why := p.px.fallbackOf(smcr.Info{PeerDeclined: true}, shortage{}); why.code != agentapi.CodeUnknownReason || why.detail != "no reason given" {
+		t.Errorf("a Decline without a reason: %+v", why)
+	}
+	if all := b.a.metrics.sum().reasons; len(all) != 1 || all[agentapi.CodeUnknownReason] != 1000 {
+		t.Errorf("the status has the reasons %v", all)
+	}
+	series := 0
+	for _, f := range value(b.a.metrics.registry.Gather())(t) {
+		if f.GetName() == namespace+"_fallbacks_total" {
+			series += len(f.GetMetric())
+		}
+	}
+	if series != 1 {
+		t.Errorf("%d series", series)
+	}
+}
+
 // TestDeclineReason: the client hears whether to come back when something is free again (MEM), that
 // there is no device, or that SMC-R is not configured here.
 func TestDeclineReason(t *testing.T) {

@@ -272,7 +272,7 @@ func TestKernelConn_reasons(t *testing.T) {
 		{"no policy, and it was not that", fellBack(local, "198.51.100.1:81", clc.ReasonNoDev, 0), "NOSMCDEV", "0x03030000"},
 		{"the peer declined", fellBack(local, "198.51.100.1:80", clc.ReasonPeerDecl, clc.ReasonNoDevR), "NOSMCRDEV", "the peer 0x03030002 NOSMCRDEV"},
 		{"the peer declined and said nothing", fellBack(local, "198.51.100.1:80", clc.ReasonPeerDecl, 0), "PEERDECL", "0x05000000"},
-		{"a code of a newer kernel", fellBack(local, "198.51.100.1:80", 0x0a0b0c0d, 0), "0x0a0b0c0d", "0x0a0b0c0d"},
+		{"a code of a newer kernel", fellBack(local, "198.51.100.1:80", 0x0a0b0c0d, 0), agentapi.CodeUnknownReason, "0x0a0b0c0d"},
 		{"which of several is not known", fellBack("0.0.0.0:40001", "0.0.0.0:81", clc.ReasonPeerNoSMC, 0), "PEERNOSMC", "0x03010000"},
 	} {
 		c := b.a.kernelConn(b.a.node.Load(), p, &tt.conn, nil)

@@ -164,6 +164,11 @@ func TestAttack_anything(t *testing.T) {
 	if decided(s)-calmly <= uint64(len(during)) && len(s.Reasons) == 0 {
 		t.Errorf("nothing was seen of the attack: %+v, %d connections of another pod", s.Conns, len(during))
 	}
+	for code := range s.Reasons {
+		if !slices.Contains(agentapi.Codes(), code) {
+			t.Errorf("the status has the reason %q", code)
+		}
+	}
 	t.Logf("%v; %d connections on SMC-R, %d on TCP, %d reset, reasons %v", watch, s.Conns.TotalSMCR, s.Conns.TotalTCP, s.Conns.Reset, s.Reasons)
 }
 

@@ -44,12 +44,17 @@ const (
 	CodeGroupLost     Code = "LINK_GROUP"     // reset because its link group ended
 	CodeUnseen        Code = "UNSEEN"         // there was no such connection yet
 	CodeNoAgent       Code = "NO_AGENT"       // no agent runs on the pod's node
+	CodeUnknownReason Code = "UNKNOWN_REASON" // the peer's diagnosis has no name
 )
 
-// CodeOf is the code of a CLC diagnosis.
+// CodeOf is the code of a CLC diagnosis. All that have no name have one code: a peer may send any of 2^32, and a code
+// becomes a label of metrics.
 func CodeOf(r clc.Reason) Code {
-	if r == clc.ReasonNone {
+	switch {
+	case r == clc.ReasonNone:
 		return CodeOK
+	case !r.Known():
+		return CodeUnknownReason
 	}
 	return Code(r.String())
 }
@@ -71,7 +76,7 @@ func Codes() []Code {
 	out := []Code{
 		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeOldSockets, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
 		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
-		CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent,
+		CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent, CodeUnknownReason,
 	}
 	for _, r := range clcReasons() {
 		out = append(out, CodeOf(r))
@@ -134,6 +139,8 @@ func (c Code) describe() (text, advice string) {
 		return "the policy selects this connection, but there was none yet", "make a connection and ask again"
 	case CodeNoAgent:
 		return "no agent runs on the pod's node, so everything is plain TCP", "the condition AgentAlive of the SMCRNode says what is known of the agent: kubectl describe smcrnode NODE"
+	case CodeUnknownReason:
+		return "the peer declined without a reason, or for one that has no name here", "look at the log of the side that declined; the detail has the digits of the reason"
 	}
 	for _, r := range clcReasons() {
 		if CodeOf(r) == c {

@@ -26,7 +26,7 @@ func TestCodes_haveTexts(t *testing.T) {
 	if got := Code("NEW").Text(); got != "unknown reason NEW" {
 		t.Errorf("text of an unknown code: %q", got)
 	}
-	if CodeOf(clc.ReasonNone) != CodeOK || CodeOf(0x12345678) != "0x12345678" {
+	if CodeOf(clc.ReasonNone) != CodeOK || CodeOf(clc.ReasonMem) != "MEM" || CodeOf(0x12345678) != CodeUnknownReason {
 		t.Error("CodeOf is wrong")
 	}
 }
