@@ -109,7 +109,7 @@ type agent struct {
 	noMetrics     atomic.Pointer[string] // why nobody gets metrics; nil or "": they are served, or nobody is to get them
 	sessions      sessions
 	decisions     *decisions
-	bypasses      bypasses
+	bypasses      *bypasses
 	logLimit      logLimiter
 	strayLogLimit logLimiter // for connections to the agent's own ports
 	refusals      refusals
@@ -130,7 +130,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: cni.NewStore(cfg.Node.DataDir),
 		proxies:   proxies{all: map[*proxy]struct{}{}},
-		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
+		decisions: newDecisions(), bypasses: newBypasses(),
 	}
 	budget, few := fitFiles(cfg.Node.NodeBudget, cfg.files())
 	a.ledger, a.fewFiles = newLedger(budget), few

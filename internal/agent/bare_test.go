@@ -36,7 +36,7 @@ func newBare(t testing.TB, b *bench) *bare {
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: b.store, ledger: newLedger(cfg.Node.NodeBudget),
 		proxies:   proxies{all: map[*proxy]struct{}{}},
-		decisions: newDecisions(), bypasses: bypasses{all: map[bypassKey]agentapi.Bypass{}},
+		decisions: newDecisions(), bypasses: newBypasses(),
 	}
 	a.manager.init(a)
 	a.wire.a = a

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"container/list"
 	"net/netip"
 	"slices"
 	"sync"
@@ -12,12 +11,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
-// decisions are the last decisions, one for each pod, direction, source address and destination.
-// When there are maxDecisions, the oldest is forgotten.
+// decisions are the last decisions, one for each pod, direction, source address and destination:
+// maxDecisions at most.
 type decisions struct {
-	mu    sync.Mutex // guards what is below
-	order *list.List // of *agentapi.Decision, the latest first
-	byKey map[decisionKey]*list.Element
+	mu  sync.Mutex // guards all
+	all *recent[decisionKey, agentapi.Decision]
 }
 
 type decisionKey struct {
@@ -28,7 +26,7 @@ type decisionKey struct {
 }
 
 func newDecisions() *decisions {
-	return &decisions{order: list.New(), byKey: map[decisionKey]*list.Element{}}
+	return &decisions{all: newRecent[decisionKey, agentapi.Decision](maxDecisions)}
 }
 
 // record keeps d, and reports whether d is new: the first decision for its pod and addresses, or
@@ -37,25 +35,14 @@ func (s *decisions) record(d agentapi.Decision) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := decisionKey{d.Pod, d.Direction, d.Source, d.Dest}
+	old := s.all.get(key)
+	same := old != nil && old.Mode == d.Mode && old.Reason == d.Reason && old.Policy == d.Policy
 	d.Count = 1
-	if e, ok := s.byKey[key]; ok {
-		old := e.Value.(*agentapi.Decision)
-		same := old.Mode == d.Mode && old.Reason == d.Reason && old.Policy == d.Policy
-		if same {
-			d.Count = old.Count + 1
-		}
-		*old = d
-		s.order.MoveToFront(e)
-		return !same
+	if same {
+		d.Count += old.Count
 	}
-	if s.order.Len() >= maxDecisions {
-		last := s.order.Back()
-		o := last.Value.(*agentapi.Decision)
-		delete(s.byKey, decisionKey{o.Pod, o.Direction, o.Source, o.Dest})
-		s.order.Remove(last)
-	}
-	s.byKey[key] = s.order.PushFront(&d)
-	return true
+	s.all.put(d.Pod, key, d)
+	return !same
 }
 
 // find returns the decisions for connections from one of the sources to dst,
@@ -64,8 +51,7 @@ func (s *decisions) find(sources []netip.Addr, dst netip.AddrPort) []agentapi.De
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := []agentapi.Decision{}
-	for e := s.order.Front(); e != nil; e = e.Next() {
-		d := e.Value.(*agentapi.Decision)
+	for d := range s.all.all() {
 		if d.Dest == dst && slices.Contains(sources, d.Source) {
 			out = append(out, *d)
 		}
@@ -77,9 +63,9 @@ func (s *decisions) find(sources []netip.Addr, dst netip.AddrPort) []agentapi.De
 func (s *decisions) list() []agentapi.Decision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]agentapi.Decision, 0, s.order.Len())
-	for e := s.order.Front(); e != nil; e = e.Next() {
-		out = append(out, *e.Value.(*agentapi.Decision))
+	out := make([]agentapi.Decision, 0, s.all.len())
+	for d := range s.all.all() {
+		out = append(out, *d)
 	}
 	return out
 }
@@ -113,11 +99,11 @@ func (l *logLimiter) allow(now time.Time) (ok bool, dropped int) {
 	return true, dropped
 }
 
-// bypasses mirrors the negative caches of all pods for the API. The kernel has the real caches,
-// whose entries expire by themselves.
+// bypasses mirrors the negative caches of all pods for the API, maxBypasses entries at most. The kernel has the real
+// caches, whose entries expire by themselves.
 type bypasses struct {
 	mu  sync.Mutex // guards all
-	all map[bypassKey]agentapi.Bypass
+	all *recent[bypassKey, agentapi.Bypass]
 }
 
 type bypassKey struct {
@@ -125,53 +111,41 @@ type bypassKey struct {
 	dest netip.AddrPort
 }
 
-func (b *bypasses) add(x agentapi.Bypass, now time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if len(b.all) >= maxBypasses {
-		b.expire(now)
-	}
-	if len(b.all) < maxBypasses {
-		b.all[bypassKey{x.Pod, x.Dest}] = x
-	}
+func newBypasses() *bypasses {
+	return &bypasses{all: newRecent[bypassKey, agentapi.Bypass](maxBypasses)}
 }
 
-func (b *bypasses) expire(now time.Time) {
-	for k, x := range b.all {
-		if !now.Before(x.Until) {
-			delete(b.all, k)
-		}
-	}
+func (b *bypasses) add(x agentapi.Bypass) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.all.put(x.Pod, bypassKey{x.Pod, x.Dest}, x)
 }
 
 // forget drops the entries of a pod.
 func (b *bypasses) forget(pod string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for k := range b.all {
-		if k.pod == pod {
-			delete(b.all, k)
-		}
-	}
+	b.all.forget(pod)
 }
 
 func (b *bypasses) get(pod string, dst netip.AddrPort, now time.Time) *agentapi.Bypass {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	x, ok := b.all[bypassKey{pod, dst}]
-	if !ok || !now.Before(x.Until) {
+	x := b.all.get(bypassKey{pod, dst})
+	if x == nil || !now.Before(x.Until) {
 		return nil
 	}
-	return &x
+	got := *x
+	return &got
 }
 
 func (b *bypasses) list(now time.Time) []agentapi.Bypass {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.expire(now)
-	out := make([]agentapi.Bypass, 0, len(b.all))
-	for _, x := range b.all {
-		out = append(out, x)
+	b.all.dropIf(func(x *agentapi.Bypass) bool { return !now.Before(x.Until) })
+	out := make([]agentapi.Bypass, 0, b.all.len())
+	for x := range b.all.all() {
+		out = append(out, *x)
 	}
 	slices.SortFunc(out, func(x, y agentapi.Bypass) int { return x.Until.Compare(y.Until) })
 	return out

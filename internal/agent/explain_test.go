@@ -19,8 +19,8 @@ func TestDecisions_bounded(t *testing.T) {
 			t.Fatalf("decision %d is no news", i)
 		}
 	}
-	if s.order.Len() != maxDecisions || len(s.byKey) != maxDecisions {
-		t.Errorf("%d decisions, %d keys", s.order.Len(), len(s.byKey))
+	if s.all.len() != maxDecisions || s.all.order.Len() != maxDecisions {
+		t.Errorf("%d decisions, %d keys", s.all.len(), s.all.order.Len())
 	}
 	if s.record(d) {
 		t.Error("the same decision again is news")
@@ -35,21 +35,51 @@ func TestDecisions_bounded(t *testing.T) {
 }
 
 func TestBypasses_bounded(t *testing.T) {
-	b := bypasses{all: map[bypassKey]agentapi.Bypass{}}
+	b := newBypasses()
 	now := time.Unix(1000, 0)
 	x := agentapi.Bypass{Pod: "p", Until: now.Add(time.Second)}
 	for i := range maxBypasses + 10 {
 		x.Dest = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), uint16(i))
-		b.add(x, now)
+		b.add(x)
 	}
-	if len(b.all) != maxBypasses {
-		t.Errorf("%d entries", len(b.all))
+	if b.all.len() != maxBypasses {
+		t.Errorf("%d entries", b.all.len())
 	}
-	if b.get("p", netip.MustParseAddrPort("192.0.2.2:5"), now) == nil {
+	if b.get("p", x.Dest, now) == nil {
 		t.Error("entry is missing")
 	}
-	if b.get("p", netip.MustParseAddrPort("192.0.2.2:5"), x.Until) != nil || len(b.list(x.Until)) != 0 {
+	if b.get("p", netip.MustParseAddrPort("192.0.2.2:5"), now) != nil {
+		t.Error("the oldest entry is there")
+	}
+	if b.get("p", x.Dest, x.Until) != nil || len(b.list(x.Until)) != 0 {
 		t.Error("entries do not end")
+	}
+}
+
+// TestAttack_decisionsOfOnePod: a pod that connects to one destination after the other, and has as many entered in its
+// negative cache, takes neither from what is kept for other pods.
+func TestAttack_decisionsOfOnePod(t *testing.T) {
+	s, b := newDecisions(), newBypasses()
+	now := time.Unix(1000, 0)
+	source, dest := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddrPort("192.0.2.2:80")
+	other := func() {
+		s.record(agentapi.Decision{Pod: "other", Source: source, Dest: dest})
+		b.add(agentapi.Bypass{Pod: "other", Dest: dest, Until: now.Add(time.Second)})
+	}
+	other()
+	for i := range 5000 {
+		to := netip.AddrPortFrom(netip.MustParseAddr("198.51.100.1"), uint16(i))
+		s.record(agentapi.Decision{Pod: "greedy", Source: source.Next(), Dest: to})
+		b.add(agentapi.Bypass{Pod: "greedy", Dest: to, Until: now.Add(time.Second)})
+	}
+	if got := s.find([]netip.Addr{source}, dest); len(got) != 1 || got[0].Count != 1 {
+		t.Errorf("decisions of the other pod: %+v", got)
+	}
+	if b.get("other", dest, now) == nil {
+		t.Error("the other pod's destination is not shown")
+	}
+	if s.all.len() != maxDecisions || b.all.len() != maxBypasses {
+		t.Errorf("%d decisions, %d destinations", s.all.len(), b.all.len())
 	}
 }
 
@@ -100,12 +130,12 @@ func TestDecisions_order(t *testing.T) {
 
 // Entries that the kernel has forgotten by itself are not shown, nor are those of pods that are gone.
 func TestBypasses_end(t *testing.T) {
-	b := bypasses{all: map[bypassKey]agentapi.Bypass{}}
+	b := newBypasses()
 	now := time.Unix(1000, 0)
 	dest := netip.MustParseAddrPort("192.0.2.2:80")
-	b.add(agentapi.Bypass{Pod: "late", Dest: dest, Until: now.Add(2 * time.Second)}, now)
-	b.add(agentapi.Bypass{Pod: "early", Dest: dest, Until: now.Add(time.Second)}, now)
-	b.add(agentapi.Bypass{Pod: "gone", Dest: dest, Until: now.Add(time.Second)}, now)
+	b.add(agentapi.Bypass{Pod: "late", Dest: dest, Until: now.Add(2 * time.Second)})
+	b.add(agentapi.Bypass{Pod: "early", Dest: dest, Until: now.Add(time.Second)})
+	b.add(agentapi.Bypass{Pod: "gone", Dest: dest, Until: now.Add(time.Second)})
 	b.forget("gone")
 	if l := b.list(now); len(l) != 2 || l[0].Pod != "early" || l[1].Pod != "late" {
 		t.Errorf("bypasses %+v", l)

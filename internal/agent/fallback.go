@@ -155,7 +155,7 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 		}
 		return 0
 	}
-	px.agent.bypasses.add(agentapi.Bypass{Pod: s.pod.String(), Dest: s.dst, Reason: code, Until: time.Now().Add(ttl)}, time.Now())
+	px.agent.bypasses.add(agentapi.Bypass{Pod: s.pod.String(), Dest: s.dst, Reason: code, Until: time.Now().Add(ttl)})
 	return ttl
 }
 

@@ -226,6 +226,8 @@ const (
 	// maxBypasses bounds the negative cache that the API shows; the kernel's own sets have their
 	// own limit.
 	maxBypasses = 4096
+	// recentOfPod is how many of these a pod may have before it makes place for the next one of any pod.
+	recentOfPod = 256
 	// maxShownConns bounds the connections in one answer of the API.
 	maxShownConns = 65536
 	// hostEvery is the least time between two looks at the host's devices for pods; one look reads
