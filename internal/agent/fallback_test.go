@@ -80,9 +80,9 @@ func TestProxy_admitSMCR(t *testing.T) {
 // before and after the rendezvous tell which one; if several were short, memory is the reason. Every other reason is
 // taken as it is.
 func TestProxy_fallbackOf(t *testing.T) {
-	lackMemory := func(px *proxy) { px.memory.Take(11) }
+	lackMemory := func(px *proxy) { _ = px.memory.Take(netip.Addr{}, 11) }
 	lackQueuePair := func(px *proxy) {
-		for px.memory.TakeQP("soft0") {
+		for px.memory.TakeQP(netip.Addr{}, "soft0") == nil {
 		}
 	}
 	lackDevice := func(px *proxy) { px.memory.deviceRefused.Add(1) }

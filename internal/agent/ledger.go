@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -82,7 +83,7 @@ type account struct {
 	// relaysPending is how many relays count as pending connections, because the budget had no more
 	// relays for them.
 	relaysPending     int
-	sources           map[netip.Addr]*sourceUse // clients that have inbound connections
+	sources           map[netip.Addr]*sourceUse // clients that have inbound connections, or link groups
 	pods              int                       // how many pods' shares it has
 	shared            bool
 	closed            bool
@@ -130,7 +131,7 @@ func (l *ledger) add(limit amounts) *account {
 func (l *ledger) openShared(memoryBytes int) *account {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := &account{ledger: l, limit: amounts{memory: memoryBytes}, shared: true}
+	a := &account{ledger: l, limit: amounts{memory: memoryBytes}, sources: map[netip.Addr]*sourceUse{}, shared: true}
 	a.limit.unboundQueuePairs()
 	l.accounts[a] = struct{}{}
 	return a
@@ -238,6 +239,11 @@ func (a *account) takeLocked(r resource, n int) (full string) {
 	if a.used[r]+n > a.limit[r] {
 		full = podFull
 	}
+	return a.refuse(r, full)
+}
+
+// refuse counts a refusal because of a budget, which refuse returns. ledger.mu is held.
+func (a *account) refuse(r resource, full string) string {
 	switch {
 	case r == memory:
 		a.memoryRefused++
@@ -272,11 +278,39 @@ func (a *account) add(r resource, n int) {
 	invariant.Must(a.used[r] >= 0, "more was given back to a budget than taken")
 }
 
+// takeFor is take for a link group with a client, which gets no more than other clients leave to it: see sourceMost.
+// The zero Addr is no client.
+func (l *ledger) takeFor(a *account, client netip.Addr, r resource, n int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if a.hasMost(client, r) {
+		_ = a.refuse(r, sourceFull)
+		return smcr.ErrClientShare
+	}
+	if full := a.takeLocked(r, n); full != "" {
+		return errors.New(full)
+	}
+	a.countOf(client, r, n)
+	return nil
+}
+
+// giveFor gives back what takeFor took.
+func (l *ledger) giveFor(a *account, client netip.Addr, r resource, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !a.closed {
+		a.add(r, -n)
+		a.countOf(client, r, -n)
+	}
+}
+
 // Take implements smcr.MemoryAccount.
-func (a *account) Take(bytes int) bool { return a.take(memory, bytes) == "" }
+func (a *account) Take(client netip.Addr, bytes int) error {
+	return a.ledger.takeFor(a, client, memory, bytes)
+}
 
 // Give implements smcr.MemoryAccount.
-func (a *account) Give(bytes int) { a.give(memory, bytes) }
+func (a *account) Give(client netip.Addr, bytes int) { a.ledger.giveFor(a, client, memory, bytes) }
 
 // Spare implements smcr.MemoryAccount: what is left of a quarter of the budgets of pod and node.
 func (a *account) Spare() int {
@@ -364,8 +398,8 @@ type reservation struct {
 	buffers              int // bytes
 }
 
-// sourceUse is what the inbound sessions of one client use of an account.
-type sourceUse struct{ pending, conns, relays int }
+// sourceUse is what one client uses of an account: its inbound sessions, and the link groups with it.
+type sourceUse amounts
 
 // reserve takes a pending connection for a session, whose client is source if it is inbound. If rv
 // is nil, freed is closed when it is worth asking again; freed is nil, too, if the client has
@@ -381,7 +415,7 @@ func (l *ledger) reserve(a *account, source netip.Addr, mayRelay bool) (rv *rese
 	if u := a.sources[source]; u != nil {
 		mine := *u
 		if !mayRelay {
-			mine.relays = 0
+			mine[relays] = 0
 		}
 		if mine.has(sourceMost, a.most(pending), a.most(relays)) {
 			return nil, nil
@@ -389,7 +423,7 @@ func (l *ledger) reserve(a *account, source netip.Addr, mayRelay bool) (rv *rese
 	}
 	if a.takeLocked(pending, 1) == "" {
 		rv = &reservation{account: a, source: source, pending: true}
-		rv.count(sourceUse{pending: 1})
+		rv.count(pending, 1)
 		return rv, nil
 	}
 	if l.freed == nil {
@@ -401,28 +435,36 @@ func (l *ledger) reserve(a *account, source netip.Addr, mayRelay bool) (rv *rese
 // most is what the account has, and what it could take now.
 func (a *account) most(r resource) int { return a.used[r] + a.room(r) }
 
+// hasMost reports whether a client has so much of a resource that it gets no more. What it took last may be more
+// than was left to it, so that a client alone gets on with a small budget. ledger.mu is held.
+func (a *account) hasMost(source netip.Addr, r resource) bool {
+	u := a.sources[source]
+	return u != nil && 100*u[r] >= sourceMost*a.most(r)
+}
+
 // count adds to what the reservation's client uses.
-func (rv *reservation) count(more sourceUse) {
-	if !rv.source.IsValid() {
+func (rv *reservation) count(r resource, n int) { rv.account.countOf(rv.source, r, n) }
+
+// countOf adds to what a client uses. ledger.mu is held.
+func (a *account) countOf(source netip.Addr, r resource, n int) {
+	if !source.IsValid() {
 		return
 	}
-	u := rv.account.sources[rv.source]
+	u := a.sources[source]
 	if u == nil {
 		u = &sourceUse{}
-		rv.account.sources[rv.source] = u
+		a.sources[source] = u
 	}
-	u.pending += more.pending
-	u.conns += more.conns
-	u.relays += more.relays
+	u[r] += n
 	if *u == (sourceUse{}) {
-		delete(rv.account.sources, rv.source)
+		delete(a.sources, source)
 	}
 }
 
 // has reports whether the client has at least part hundredths of the pending connections, or of the
 // relays, each pending connection counting as one more relay.
 func (u *sourceUse) has(part, ofPending, ofRelays int) bool {
-	return 100*u.pending >= part*ofPending || 100*(u.pending+u.relays) >= part*ofRelays
+	return 100*u[pending] >= part*ofPending || 100*(u[pending]+u[relays]) >= part*ofRelays
 }
 
 // greedy returns the clients that have more than sourceShare hundredths of what the pod can have
@@ -451,12 +493,12 @@ func (l *ledger) takeConn(rv *reservation) (full string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := rv.account
-	if u := a.sources[rv.source]; u != nil && 100*u.conns >= sourceMost*a.most(conns) {
+	if a.hasMost(rv.source, conns) {
 		return sourceFull
 	}
 	if full = a.takeLocked(conns, 1); full == "" {
 		rv.conn = true
-		rv.count(sourceUse{conns: 1})
+		rv.count(conns, 1)
 	}
 	return full
 }
@@ -489,13 +531,13 @@ func (l *ledger) becomeRelay(rv *reservation) (bufferBytes int) {
 	invariant.Must(rv.pending, "a relay that was not pending")
 	rv.dropConn()
 	rv.relay = true
-	rv.count(sourceUse{relays: 1})
+	rv.count(relays, 1)
 	rv.buffers = a.takeBuffers(appSocketBytes+buffersPerSocket*netBufferBest, appSocketBytes+buffersPerSocket*netBufferLeast)
 	if a.takeLocked(relays, 1) == "" {
 		rv.dropPending()
 	} else {
 		rv.pending = false // from now on the account's, see endRelay
-		rv.count(sourceUse{pending: -1})
+		rv.count(pending, -1)
 		a.relaysPending++
 	}
 	return (rv.buffers - appSocketBytes) / buffersPerSocket
@@ -515,21 +557,21 @@ func (l *ledger) release(rv *reservation) {
 	rv.buffers = 0
 	if rv.relay {
 		rv.relay = false
-		rv.count(sourceUse{relays: -1})
+		rv.count(relays, -1)
 		rv.account.endRelay()
 	}
 }
 
 func (rv *reservation) dropPending() {
 	if rv.pending {
-		rv.count(sourceUse{pending: -1})
+		rv.count(pending, -1)
 	}
 	rv.drop(&rv.pending, pending)
 }
 
 func (rv *reservation) dropConn() {
 	if rv.conn {
-		rv.count(sourceUse{conns: -1})
+		rv.count(conns, -1)
 	}
 	rv.drop(&rv.conn, conns)
 }

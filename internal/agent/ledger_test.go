@@ -51,14 +51,14 @@ func TestAccount_takesFromBoth(t *testing.T) {
 	if n, full := pod.memoryRefusals(); n != 2 || full != podFull {
 		t.Errorf("%d refusals of memory, %q", n, full)
 	}
-	pod.Take(7)
+	must(t, pod.Take(netip.Addr{}, 7))
 	pod.close()
-	pod.Give(7) // by a stack that is late
+	pod.Give(netip.Addr{}, 7) // by a stack that is late
 	pod.close()
 	if l.used != (amounts{}) || l.kept != (amounts{}) || len(l.accounts) != 0 || l.pods != 0 {
 		t.Errorf("ledger after the end: %+v", l)
 	}
-	if pod.Take(1) {
+	if pod.Take(netip.Addr{}, 1) == nil {
 		t.Error("a closed account takes")
 	}
 }
@@ -605,10 +605,10 @@ func TestAccount_Spare(t *testing.T) {
 		{0, 20, 0, 0},
 		{1, -60, 10, 60},
 	} {
-		if step.take > 0 && !pods[step.pod].Take(step.take) {
+		if step.take > 0 && pods[step.pod].Take(netip.Addr{}, step.take) != nil {
 			t.Fatalf("step %d: refused", i)
 		} else if step.take < 0 {
-			pods[step.pod].Give(-step.take)
+			pods[step.pod].Give(netip.Addr{}, -step.take)
 		}
 		if got, also := pods[0].Spare(), pods[1].Spare(); got != step.want || also != step.also {
 			t.Errorf("step %d: %d and %d to spare, want %d and %d", i, got, also, step.want, step.also)

@@ -155,7 +155,7 @@ const (
 	// pending connections or of the relays on, the client's new connections are not diverted; below
 	// sourceResume they are diverted again. Connections on their way are accepted up to sourceMost,
 	// so that a client alone can open hundreds of connections at once. A client never has more than
-	// sourceMost of the connections on SMC-R. maxGreedy bounds the clients that a table names; no
+	// sourceMost of the connections on SMC-R, their memory and queue pairs. maxGreedy bounds the clients that a table names; no
 	// more than about twenty can have sourceResume each.
 	sourceShare  = 25
 	sourceResume = 12

@@ -2,7 +2,10 @@
 
 package agent
 
-import "math"
+import (
+	"math"
+	"net/netip"
+)
 
 // Each link of a pod's link group takes one queue pair of one of the node's devices, which have a
 // limited number. The ledger shares these out like the node's budget: half of a device's queue
@@ -34,15 +37,18 @@ func (l *ledger) setQueuePairs(device string, n int) {
 }
 
 // TakeQP implements smcr.QueuePairAccount.
-func (a *account) TakeQP(device string) bool {
+func (a *account) TakeQP(client netip.Addr, device string) error {
 	r, shared := a.ledger.queuePairsOf(device)
-	return !shared || a.take(r, 1) == ""
+	if !shared {
+		return nil
+	}
+	return a.ledger.takeFor(a, client, r, 1)
 }
 
 // GiveQP implements smcr.QueuePairAccount.
-func (a *account) GiveQP(device string) {
+func (a *account) GiveQP(client netip.Addr, device string) {
 	if r, shared := a.ledger.queuePairsOf(device); shared {
-		a.give(r, 1)
+		a.ledger.giveFor(a, client, r, 1)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 func TestLedger_queuePairs(t *testing.T) {
 	l := newLedger(budget(1))
 	all := func(a *account, device string) (n int) {
-		for a.TakeQP(device) {
+		for a.TakeQP(netip.Addr{}, device) == nil {
 			n++
 		}
 		return n
@@ -49,19 +49,19 @@ func TestLedger_queuePairs(t *testing.T) {
 	if got := all(greedy, "soft1"); got != 16-4-6 {
 		t.Errorf("of a larger device: %d more, want 6", got)
 	}
-	greedy.GiveQP("soft0")
-	if !greedy.TakeQP("soft0") || greedy.TakeQP("soft0") {
+	greedy.GiveQP(netip.Addr{}, "soft0")
+	if greedy.TakeQP(netip.Addr{}, "soft0") != nil || greedy.TakeQP(netip.Addr{}, "soft0") == nil {
 		t.Error("one was given back: want one")
 	}
 	greedy.close()
-	greedy.GiveQP("soft0") // by a stack that is late
+	greedy.GiveQP(netip.Addr{}, "soft0") // by a stack that is late
 	if got := all(modest, "soft0"); got != 80-20 {
 		t.Errorf("the others have gone: %d more, want 60", got)
 	}
-	if !modest.TakeQP("pod0") {
+	if modest.TakeQP(netip.Addr{}, "pod0") != nil {
 		t.Error("a device that a pod has for itself is bounded")
 	}
-	modest.GiveQP("pod0")
+	modest.GiveQP(netip.Addr{}, "pod0")
 }
 
 // TestLedger_queuePairsOfMembers: pods that share a stack have their shares of a device's
@@ -75,7 +75,7 @@ func TestLedger_queuePairsOfMembers(t *testing.T) {
 		stack.join(1)
 	}
 	n := 0
-	for stack.TakeQP("soft0") {
+	for stack.TakeQP(netip.Addr{}, "soft0") == nil {
 		n++
 	}
 	if n != 80 {
@@ -83,66 +83,103 @@ func TestLedger_queuePairsOfMembers(t *testing.T) {
 	}
 }
 
-// TestAttack_queuePairs: many peers make link groups with one of two pods that share a
-// device. The other pod gets its link groups, and the first one's connections are plain TCP
-// with a reason of their own from some number on.
-func TestAttack_queuePairs(t *testing.T) {
-	const queuePairs = 24 // of which a quarter is each pod's
-	l := newLedger(config.Budget{MemoryBytes: 1 << 30, Conns: 1000, Relays: 1000, Pending: 1000})
+// crowd are peers of pods whose stacks share a device, with the agent's accounts and without namespaces.
+type crowd struct {
+	t      *testing.T
+	ledger *ledger
+	peers  rdma.Device
+	shared rdma.Device
+}
+
+func newCrowd(t *testing.T, node config.Budget) *crowd {
 	fabric := softtest.NewFabric(t, 1)
 	open := func(name, addr string) rdma.Device {
 		return fabric.Open(t, soft.Config{Name: name, Addr: netip.MustParseAddr(addr), MTU: rdma.MTU1024})
 	}
-	shared := open("soft0", "192.0.2.1")
-	l.setQueuePairs("soft0", queuePairs)
-	stack := func(c smcr.Config) *smcr.Stack {
-		c.Option, c.RMBESizeBytes = smcr.BothSpeak{}, 16<<10
-		s := value(smcr.NewStack(c))(t)
-		t.Cleanup(func() { must(t, s.Close()) })
-		return s
-	}
-	peers := open("peers", "192.0.2.2")
-	// carried makes so many peers connect to a pod; it counts those on SMC-R.
-	carried := func(px *proxy, pod *smcr.Stack, n int) (smcrs int) {
-		t.Helper()
-		ln := value(smcr.Listen(t.Context(), pod, "tcp", "127.0.0.1:0"))(t)
-		t.Cleanup(func() { must(t, ln.Close()) })
-		for range n {
-			before := px.shortage()
-			d := smcr.Dialer{Stack: stack(smcr.Config{Devices: []rdma.Device{peers}})}
-			accepted := make(chan net.Conn, 1)
-			go func() {
-				c, _ := ln.Accept()
-				accepted <- c
-			}()
-			c, err := d.DialContext(t.Context(), "tcp", ln.Addr().String())
-			must(t, err)
-			t.Cleanup(func() { _ = c.Close() })
-			s := (<-accepted).(*smcr.Conn)
-			t.Cleanup(func() { _ = s.Close() })
-			if s.Mode() == smcr.ModeSMCR {
-				smcrs++
-			} else if why := px.fallbackOf(s.Info(), before); why.code != agentapi.CodeQueuePairs {
-				t.Errorf("plain TCP because of %v, want %v", why, agentapi.CodeQueuePairs)
-			}
+	return &crowd{t, newLedger(node), open("peers", "192.0.2.2"), open("soft0", "192.0.2.1")}
+}
+
+func (c *crowd) stack(cfg smcr.Config) *smcr.Stack {
+	cfg.Option, cfg.RMBESizeBytes = smcr.BothSpeak{}, 16<<10
+	s := value(smcr.NewStack(cfg))(c.t)
+	c.t.Cleanup(func() { must(c.t, s.Close()) })
+	return s
+}
+
+// pod opens a pod's account and stack.
+func (c *crowd) pod(b config.Budget) (*proxy, *smcr.Stack) {
+	a := c.ledger.open(b)
+	return &proxy{account: a, memory: a}, c.stack(smcr.Config{Devices: []rdma.Device{c.shared}, Account: a, QueuePairs: a})
+}
+
+// carried makes so many peers of one address connect to a pod; it counts those on SMC-R. The others' reason is to be why.
+func (c *crowd) carried(px *proxy, pod *smcr.Stack, from string, n int, why fallback) (smcrs int) {
+	t := c.t
+	t.Helper()
+	ln := value(smcr.Listen(t.Context(), pod, "tcp", "127.0.0.1:0"))(t)
+	t.Cleanup(func() { must(t, ln.Close()) })
+	for range n {
+		before := px.shortage()
+		d := smcr.Dialer{Stack: c.stack(smcr.Config{Devices: []rdma.Device{c.peers}})}
+		d.Dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))
+		accepted := make(chan net.Conn, 1)
+		go func() {
+			c, _ := ln.Accept()
+			accepted <- c
+		}()
+		c, err := d.DialContext(t.Context(), "tcp", ln.Addr().String())
+		must(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		s := (<-accepted).(*smcr.Conn)
+		t.Cleanup(func() { _ = s.Close() })
+		if s.Mode() == smcr.ModeSMCR {
+			smcrs++
+		} else if got := px.fallbackOf(s.Info(), before); got != why {
+			t.Errorf("plain TCP because of %v, want %v", got, why)
 		}
-		return smcrs
 	}
-	proxies := [2]*proxy{}
-	for i := range proxies {
-		a := l.open(config.Budget{MemoryBytes: 1 << 30, Conns: 1000})
-		proxies[i] = &proxy{account: a, memory: a}
-	}
-	pods := [2]*smcr.Stack{}
-	for i, px := range proxies {
-		pods[i] = stack(smcr.Config{Devices: []rdma.Device{shared}, Account: px.memory, QueuePairs: px.memory})
+	return smcrs
+}
+
+// TestAttack_queuePairs: many peers make link groups with one of two pods that share a
+// device. The other pod gets its link groups, and the first one's connections are plain TCP
+// with a reason of their own from some number on: those of one address before the others.
+func TestAttack_queuePairs(t *testing.T) {
+	const queuePairs = 24 // of which a quarter is each pod's
+	b := config.Budget{MemoryBytes: 1 << 30, Conns: 1000, Relays: 1000, Pending: 1000}
+	c := newCrowd(t, b)
+	c.ledger.setQueuePairs("soft0", queuePairs)
+	why := fallback{code: agentapi.CodeQueuePairs}
+	px, attacked := c.pod(b)
+	px2, other := c.pod(b)
+	const most = queuePairs * 3 / 4
+	got := c.carried(px, attacked, "127.0.0.9", queuePairs, why)
+	if got < most/2 || got > most*3/4+1 {
+		t.Errorf("one client has %d link groups, want three quarters of %d", got, most)
 	}
 	// A first contact needs one more for a moment.
-	if got, want := carried(proxies[0], pods[0], queuePairs), queuePairs*3/4-1; got != want {
-		t.Errorf("the attacked pod has %d link groups, want %d", got, want)
+	if all := got + c.carried(px, attacked, "127.0.0.8", queuePairs, why); all != most-1 {
+		t.Errorf("the attacked pod has %d link groups, want %d", all, most-1)
 	}
-	if got, want := carried(proxies[1], pods[1], 4), 4; got != want {
+	if got, want := c.carried(px2, other, "127.0.0.1", 4, why), 4; got != want {
 		t.Errorf("the other pod has %d link groups, want %d", got, want)
+	}
+}
+
+// TestAttack_memoryOfOneClient: one address makes link groups with a pod, each under another peer ID and with a
+// connection that stays, until it gets no more. Another client of the pod is on SMC-R all the same, and has as many
+// as are left; and so has the first one when its own end.
+func TestAttack_memoryOfOneClient(t *testing.T) {
+	const groups = 16
+	b := config.Budget{MemoryBytes: groups * (27<<10 + 3*(16<<10)), Conns: 1000, Relays: 1000, Pending: 1000}
+	c := newCrowd(t, b)
+	px, pod := c.pod(b)
+	full := fallback{code: agentapi.CodeBudgetMemory, detail: sourceFull}
+	if got := c.carried(px, pod, "127.0.0.9", groups, full); got < groups/2 || got > groups*3/4+1 {
+		t.Errorf("one client has %d link groups, want three quarters of %d", got, groups)
+	}
+	if got := c.carried(px, pod, "127.0.0.1", 2, fallback{}); got != 2 {
+		t.Errorf("%d of 2 connections of another client are on SMC-R", got)
 	}
 }
 
@@ -158,7 +195,7 @@ func TestProxy_chargesQueuePairs(t *testing.T) {
 	b.start()
 	a := (<-configs).QueuePairs
 	n, want := 0, fakeDevice{}.Attr().MaxQP
-	for n <= want && a.TakeQP("rxe0") {
+	for n <= want && a.TakeQP(netip.Addr{}, "rxe0") == nil {
 		n++
 	}
 	if n != want {

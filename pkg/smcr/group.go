@@ -71,7 +71,7 @@ func (s *Stack) newGroup(with *contact) (_ *group, err error) {
 	}
 	g := &group{
 		s: s, id: lastGroupID.Add(1), contact: *with, version: max(with.agreed.Version, clc.V1), opened: time.Now(),
-		mem:     memory{s: s},
+		mem:     memory{s: s, client: with.client()},
 		rmbs:    map[linkgroup.RMBID]*region{},
 		setup:   make(chan setupEvent, 4),
 		formed:  make(chan struct{}),

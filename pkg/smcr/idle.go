@@ -50,23 +50,25 @@ func (g *group) noteIdle() {
 // carries out nobody's outputs.
 func (s *Stack) boundIdle() {
 	for range s.groups.idle.Len() - maxIdleGroups {
-		s.giveWay(nil, nil)
+		s.giveWay(nil, nil, nil)
 	}
 }
 
 // giveWay ends the group that has been idle for the longest time, except the group but, because
 // of an error: why says what was short. It reports whether there is more memory
 // now. Queue pairs come back later, when the peer has heard of the end: so giveWay reports
-// false for them, and no further group ends for the sake of the same queue pair.
-func (s *Stack) giveWay(but *group, why error) bool {
+// false for them, and no further group ends for the sake of the same queue pair. Where the client
+// of a contact has its share, only its own groups end.
+func (s *Stack) giveWay(with *contact, but *group, why error) bool {
 	var lack *queuePairError
 	short, unpaired := isShort(why), errors.As(why, &lack)
 	if why != nil && !short && !unpaired && !errors.Is(why, rdma.ErrNoResources) {
 		return false
 	}
+	own := errors.Is(why, ErrClientShare)
 	for e := s.groups.idle.Front(); e != nil; e = e.Next() {
 		g := e.Value.(*group) //nolint:forcetypeassert // nothing else is in there
-		if g == but || g.lg.Conns() != 0 || short && len(g.rmbs) == 0 && len(g.mem.arenas) == 0 || unpaired && !g.uses(lack.rnic) {
+		if g == but || g.lg.Conns() != 0 || short && len(g.rmbs) == 0 && len(g.mem.arenas) == 0 || unpaired && !g.uses(lack.rnic) || own && g.client() != with.client() {
 			continue
 		}
 		before := s.account.bytes

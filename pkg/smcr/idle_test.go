@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -65,6 +66,85 @@ func TestStack_idleGroupsGiveWay(t *testing.T) {
 	}
 	if st := server.Stats(); st.GroupsGaveWay == 0 {
 		t.Error("no group gave way")
+	}
+}
+
+// fairAccount is an account in which no client may have more than so many bytes, and link groups over a device.
+type fairAccount struct {
+	bytes, qps int
+
+	mu   sync.Mutex // guards used
+	used map[netip.Addr]*[2]int
+}
+
+func (a *fairAccount) add(client netip.Addr, kind, n, most int) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	u := a.used[client]
+	if u == nil {
+		u = &[2]int{}
+		a.used[client] = u
+	}
+	if n > 0 && u[kind]+n > most {
+		return smcr.ErrClientShare
+	}
+	u[kind] += n
+	return nil
+}
+
+func (a *fairAccount) Take(client netip.Addr, n int) error      { return a.add(client, 0, n, a.bytes) }
+func (a *fairAccount) Give(client netip.Addr, n int)            { _ = a.add(client, 0, -n, 0) }
+func (a *fairAccount) Spare() int                               { return 0 }
+func (a *fairAccount) TakeQP(client netip.Addr, _ string) error { return a.add(client, 1, 1, a.qps) }
+func (a *fairAccount) GiveQP(client netip.Addr, _ string)       { _ = a.add(client, 1, -1, 0) }
+
+// For a client that has its share of memory, or of queue pairs, only its own idle link groups give way.
+func TestStack_othersDoNotGiveWay(t *testing.T) {
+	const rmbe = 512 << 10
+	for _, tt := range []struct {
+		name       string
+		bytes, qps int
+	}{
+		{"memory", 4 * rmbe, 100},
+		{"queue pairs", 1 << 30, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fair := &fairAccount{bytes: tt.bytes, qps: tt.qps, used: map[netip.Addr]*[2]int{}}
+			f := newFakeFabric()
+			server := newStack(t, f.device("s", 200), func(c *smcr.Config) { c.Account, c.QueuePairs = fair, fair })
+			visit := func(i int, from string) (a, b *smcr.Conn) {
+				p := &pair{fabric: f, client: newStack(t, f.device(fmt.Sprint("c", i), byte(i+1))), server: server, dialFrom: netip.MustParseAddr(from)}
+				p.listen(t)
+				return p.dial(t)
+			}
+			leave := func(a, b *smcr.Conn) {
+				_, _ = a.Close(), b.Close()
+				waitFor(t, "end of the connection", func() bool { return server.Stats().Conns == 0 })
+			}
+			a, b := visit(0, "127.0.0.1")
+			other := b.Info().GroupID
+			leave(a, b)
+			a, b = visit(1, "127.0.0.9")
+			if c, d := visit(2, "127.0.0.9"); c.Mode() != smcr.ModeTCP || d.Reason() != clc.ReasonMem {
+				t.Errorf("beyond the client's share: %v because of %v", c.Mode(), d.Reason())
+			} else {
+				_, _ = c.Close(), d.Close()
+			}
+			if st := server.Stats(); st.GroupsGaveWay != 0 {
+				t.Errorf("%d groups gave way", st.GroupsGaveWay)
+			}
+			leave(a, b)
+			n := 3
+			waitFor(t, "place of the client's own", func() bool {
+				a, b := visit(n, "127.0.0.9")
+				n++
+				defer func() { _, _ = a.Close(), b.Close() }()
+				return a.Mode() == smcr.ModeSMCR
+			})
+			if !slices.ContainsFunc(server.LinkGroups(), func(g smcr.GroupInfo) bool { return g.ID == other }) {
+				t.Error("the other client's group gave way")
+			}
+		})
 	}
 }
 

@@ -94,7 +94,7 @@ func (r *rendezvous) admitTo(g *group) error {
 // newGroupOf is newGroup, for which idle groups give way.
 func (s *Stack) newGroupOf(with *contact) (*group, error) {
 	g, err := s.newGroup(with)
-	for err != nil && s.giveWay(nil, err) {
+	for err != nil && s.giveWay(with, nil, err) {
 		g, err = s.newGroup(with)
 	}
 	return g, err
@@ -152,7 +152,7 @@ func (r *rendezvous) admit(g *group) error {
 		return errMaxConns
 	}
 	c, err := r.open(g)
-	for err != nil && r.s.giveWay(g, err) {
+	for err != nil && r.s.giveWay(&g.contact, g, err) {
 		c, err = r.open(g)
 	}
 	if err != nil {

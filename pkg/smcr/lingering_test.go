@@ -12,8 +12,8 @@ import (
 // closedLinks notes on which device each closed link was: its queue pair is given back.
 type closedLinks []string
 
-func (c *closedLinks) TakeQP(string) bool   { return true }
-func (c *closedLinks) GiveQP(device string) { *c = append(*c, device) }
+func (c *closedLinks) TakeQP(netip.Addr, string) error    { return nil }
+func (c *closedLinks) GiveQP(_ netip.Addr, device string) { *c = append(*c, device) }
 
 func (c *closedLinks) take() []string {
 	got := *c

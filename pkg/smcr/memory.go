@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"slices"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -21,15 +22,20 @@ const maxArena = 8
 // called while the stack's state is held: they must neither block nor call methods of
 // the stack or its connections.
 type MemoryAccount interface {
-	// Take charges so many bytes, all or none. It reports false if there is not so
-	// much left.
-	Take(bytes int) bool
+	// Take charges so many bytes, all or none, that a link group with a client needs: client is
+	// its address, or the zero Addr where the peer is the server. An error says why there is not so
+	// much, [ErrClientShare] that there is for others.
+	Take(client netip.Addr, bytes int) error
 	// Give takes a charge back.
-	Give(bytes int)
+	Give(client netip.Addr, bytes int)
 	// Spare is how many bytes may be used for what only makes connections faster: what is left of the
 	// part [GrowthShare] of the account.
 	Spare() int
 }
+
+// ErrClientShare is what accounts refuse with if a client has all that it may have. Only what the client has itself
+// can make place for more.
+var ErrClientShare = errors.New("smcr: the client has its share")
 
 // account is what a stack has registered and may register. It is guarded by the
 // stack's turn.
@@ -39,24 +45,30 @@ type account struct {
 	outer  MemoryAccount // nil: none
 }
 
-// errMemory means that the budget is used up, or with outer set the account that the
+// errMemory means that the budget is used up, or for the reason outer the account that the
 // stack was given.
 type errMemory struct {
 	want, have, budget int
-	outer              bool
+	outer              error
 }
 
 func (e *errMemory) Error() string {
-	if e.outer {
-		return fmt.Sprintf("registered memory: there are no %d more bytes in the account that the stack shares (in use here: %d)", e.want, e.have)
+	if e.outer != nil {
+		return fmt.Sprintf("registered memory: there are no %d more bytes in the account that the stack shares (in use here: %d): %v", e.want, e.have, e.outer)
 	}
 	return fmt.Sprintf("registered memory: %d more bytes would exceed the budget of %d (in use: %d)", e.want, e.budget, e.have)
 }
 
-func (a *account) take(n int) error {
-	outer := a.bytes+n <= a.budget
-	if !outer || a.outer != nil && !a.outer.Take(n) {
-		return &errMemory{want: n, have: a.bytes, budget: a.budget, outer: outer}
+func (e *errMemory) Unwrap() error { return e.outer }
+
+func (a *account) take(client netip.Addr, n int) error {
+	if a.bytes+n > a.budget {
+		return &errMemory{want: n, have: a.bytes, budget: a.budget}
+	}
+	if a.outer != nil {
+		if err := a.outer.Take(client, n); err != nil {
+			return &errMemory{want: n, have: a.bytes, outer: err}
+		}
 	}
 	a.bytes += n
 	return nil
@@ -71,10 +83,10 @@ func (a *account) spare() int {
 	return n
 }
 
-func (a *account) give(n int) {
+func (a *account) give(client netip.Addr, n int) {
 	a.bytes -= n
 	if a.outer != nil {
-		a.outer.Give(n)
+		a.outer.Give(client, n)
 	}
 }
 
@@ -151,7 +163,7 @@ func (r *region) close() error {
 		err = errors.Join(err, r.at[i].close())
 	}
 	if r.mem != nil {
-		r.of.s.account.give(len(r.mem))
+		r.of.s.account.give(r.of.client, len(r.mem))
 		r.mem = nil
 	}
 	return err
@@ -180,6 +192,7 @@ func (a *arena) isFree() bool { return int(a.free) == 1<<len(a.bufs)-1 }
 // queue pairs reach. It is guarded by the stack's turn.
 type memory struct {
 	s       *Stack
+	client  netip.Addr                  // see contact.client
 	domains [linkgroup.MaxRNICs]*domain // by number of the device; nil until it is used
 	arenas  []*arena
 	sizes   []*sendBuffers // the first size is that of the first connection
@@ -224,7 +237,7 @@ func (m *memory) register(size int, access rdma.Access) (*region, error) {
 }
 
 func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *region, err error) {
-	if err := m.s.account.take(size); err != nil {
+	if err := m.s.account.take(m.client, size); err != nil {
 		return nil, err
 	}
 	r := &region{of: m, access: access}
@@ -235,7 +248,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 		}
 		mr, err := m.registerWith(n, size, access, first)
 		if err != nil {
-			m.s.account.give(size)
+			m.s.account.give(m.client, size)
 			return nil, errors.Join(fmt.Errorf("register %d bytes with %s: %w", size, n.dev.Name(), err), r.close())
 		}
 		r.at[n.index] = mr
@@ -244,7 +257,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 		}
 	}
 	if first == nil {
-		m.s.account.give(size)
+		m.s.account.give(m.client, size)
 		return nil, fmt.Errorf("register %d bytes: no device is left: %w", size, rdma.ErrNoResources)
 	}
 	r.mem = first.Bytes()[:size:size]

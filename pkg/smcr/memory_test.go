@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -176,15 +177,15 @@ func TestMemory_otherSize(t *testing.T) {
 // TestAccount is an account with so many bytes left.
 type TestAccount struct{ Left int }
 
-func (a *TestAccount) Take(n int) bool {
+func (a *TestAccount) Take(_ netip.Addr, n int) error {
 	if n > a.Left {
-		return false
+		return errors.New("no more")
 	}
 	a.Left -= n
-	return true
+	return nil
 }
 
-func (a *TestAccount) Give(n int) { a.Left += n }
+func (a *TestAccount) Give(_ netip.Addr, n int) { a.Left += n }
 
 func (a *TestAccount) Spare() int { return a.Left }
 

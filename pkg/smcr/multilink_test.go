@@ -275,7 +275,12 @@ type fullAccount struct {
 	full atomic.Bool
 }
 
-func (a *fullAccount) Take(n int) bool { return (n >= 4096 || !a.full.Load()) && a.TestAccount.Take(n) }
+func (a *fullAccount) Take(client netip.Addr, n int) error {
+	if n < 4096 && a.full.Load() {
+		return errors.New("full")
+	}
+	return a.TestAccount.Take(client, n)
+}
 
 // The messages about another link take no memory of their own: where that is used up, the link over which they go, which is
 // the only one, and its connections stay.

@@ -5,6 +5,7 @@ package smcr
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
@@ -14,11 +15,12 @@ import (
 // while the stack's state is held: they must neither block nor call methods of the stack
 // or its connections.
 type QueuePairAccount interface {
-	// TakeQP charges one queue pair of the device with this name. It reports false if
-	// there is none left for the stack.
-	TakeQP(device string) bool
+	// TakeQP charges one queue pair of the device with this name, for a link group with a
+	// client as in [MemoryAccount]. An error says why there is none for the stack, [ErrClientShare]
+	// that there is for other clients.
+	TakeQP(client netip.Addr, device string) error
 	// GiveQP takes a charge back.
-	GiveQP(device string)
+	GiveQP(client netip.Addr, device string)
 }
 
 // errQueuePairs means that the account has no queue pair for a link.
@@ -43,34 +45,39 @@ func (l *link) charge() error {
 	if s.cfg.QueuePairs == nil {
 		return nil
 	}
-	if !s.takeQP(l.rnic) {
-		return &queuePairError{l.rnic, errQueuePairs}
+	client := l.g.client()
+	if err := s.takeQP(client, l.rnic); err != nil {
+		return err
 	}
 	l.charged = true
 	if l.g.lg == nil && l.g.role == linkgroup.Server {
-		if !s.takeQP(l.rnic) {
-			return &queuePairError{l.rnic, errQueuePairs}
+		if err := s.takeQP(client, l.rnic); err != nil {
+			return err
 		}
-		s.cfg.QueuePairs.GiveQP(l.rnic.dev.Name())
+		s.cfg.QueuePairs.GiveQP(client, l.rnic.dev.Name())
 	}
 	return nil
 }
 
 // takeQP takes a queue pair of a device from the account. Links that linger make place for
-// it.
-func (s *Stack) takeQP(r *rnic) bool {
-	for !s.cfg.QueuePairs.TakeQP(r.dev.Name()) {
-		if !s.lingering.makePlaceOn(r) {
-			return false
+// it: the client's own, where the client has its share.
+func (s *Stack) takeQP(client netip.Addr, r *rnic) error {
+	for {
+		err := s.cfg.QueuePairs.TakeQP(client, r.dev.Name())
+		if err == nil {
+			return nil
+		}
+		own := errors.Is(err, ErrClientShare)
+		if !s.lingering.makePlace(func(l *link) bool { return l.rnic == r && (!own || l.g.client() == client) }) {
+			return &queuePairError{r, fmt.Errorf("%w: %w", errQueuePairs, err)}
 		}
 	}
-	return true
 }
 
 // discharge gives the queue pair back.
 func (l *link) discharge() {
 	if l.charged {
 		l.charged = false
-		l.g.s.cfg.QueuePairs.GiveQP(l.rnic.dev.Name())
+		l.g.s.cfg.QueuePairs.GiveQP(l.g.client(), l.rnic.dev.Name())
 	}
 }

@@ -3,7 +3,9 @@
 package smcr_test
 
 import (
+	"errors"
 	"io"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -21,20 +23,20 @@ type testQPs struct {
 	used map[string]int
 }
 
-func (a *testQPs) TakeQP(device string) bool {
+func (a *testQPs) TakeQP(_ netip.Addr, device string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.used == nil {
 		a.used = map[string]int{}
 	}
 	if a.used[device] == a.each {
-		return false
+		return errors.New("no more")
 	}
 	a.used[device]++
-	return true
+	return nil
 }
 
-func (a *testQPs) GiveQP(device string) {
+func (a *testQPs) GiveQP(_ netip.Addr, device string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.used[device]--
@@ -120,7 +122,7 @@ func TestStack_queuePairShareOfOneDevice(t *testing.T) {
 		}
 	}
 	qps := &testQPs{each: 2}
-	for qps.TakeQP("s1") { // somebody else's
+	for qps.TakeQP(netip.Addr{}, "s1") == nil { // somebody else's
 	}
 	p := &pair{fabric: f, client: newStack(t, nil, two("c", 1)), server: newStack(t, nil, two("s", 10), func(c *smcr.Config) { c.QueuePairs = qps })}
 	p.listen(t)
@@ -136,9 +138,9 @@ func TestStack_queuePairShareOfOneDevice(t *testing.T) {
 // lateQPs has somebody else take the last queue pairs after a stack looked how many there are.
 type lateQPs struct{ testQPs }
 
-func (a *lateQPs) GiveQP(device string) {
-	a.testQPs.GiveQP(device)
-	a.TakeQP(device)
+func (a *lateQPs) GiveQP(client netip.Addr, device string) {
+	a.testQPs.GiveQP(client, device)
+	_ = a.TakeQP(client, device)
 }
 
 // A server that has no queue pair for the offer of a second link declines the first

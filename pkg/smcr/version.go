@@ -96,3 +96,11 @@ type contact struct {
 	agreed  clc.Selection
 	host    string // the peer's name
 }
+
+// client is the peer's address where the peer is the client: no client gets all of what is meant for several.
+func (c *contact) client() netip.Addr {
+	if c.role == linkgroup.Server {
+		return c.addr
+	}
+	return netip.Addr{}
+}
