@@ -3,6 +3,7 @@
 package smcr_test
 
 import (
+	"errors"
 	"io"
 	"testing"
 
@@ -68,7 +69,7 @@ func TestStack_Stats_closing(t *testing.T) {
 	if err := a.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := b.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+	if n, err := b.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Fatalf("read %d bytes, %v, want the end", n, err)
 	}
 	const size = 20 << 10 // more than the peer's RMBE takes
