@@ -84,6 +84,11 @@ const (
 	// kernel numbers downwards from there.
 	routeTable   = 7609
 	rulePriority = 7609
+	// maxBoundLinks is to how many interfaces of a pod sockets may be bound: it has one, and one more for each
+	// further network.
+	maxBoundLinks = 16
+	// boundMetric is above the metric of the route by loopback, which the kernel makes 1024 for IPv6.
+	boundMetric = 2048
 
 	// maxElementsPerMessage keeps a list of set elements, of at most 120 bytes
 	// each, below the 64 KiB of a netlink attribute.

@@ -162,6 +162,7 @@ func (r *Redirect) Update(cfg RedirectConfig) error {
 		return fmt.Errorf("update redirection in %s: %w", r.ns, err)
 	}
 	r.cfg = cfg
+	_ = updateLocalRoutes(r.ns) // what was there works without them
 	return nil
 }
 

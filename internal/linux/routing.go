@@ -20,7 +20,9 @@ import (
 
 // routingSteps route the packets that an application sends to the agent's socket under a
 // client's address (see DialFrom) to loopback, instead of to the client: "ip rule fwmark M
-// lookup T", "local default dev lo table T", for both families.
+// lookup T", "local default dev lo table T", for both families. An application whose listener
+// is bound to an interface (SO_BINDTODEVICE) asks for a route by that interface, so that each
+// has such a route, too. Its packets go by loopback all the same.
 func routingSteps(ns *NetNS, mark uint32) []undo.Step {
 	var steps []undo.Step
 	for _, fam := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -39,8 +41,8 @@ func routingSteps(ns *NetNS, mark uint32) []undo.Step {
 				},
 			},
 			undo.Step{
-				Name: "add local route to table " + familyName(fam),
-				Do:   inNetlink(ns, func(h *netlink.Handle) error { return addLocalRoute(h, fam) }),
+				Name: "add local routes to table " + familyName(fam),
+				Do:   inNetlink(ns, func(h *netlink.Handle) error { return addLocalRoutes(h, fam) }),
 				Undo: unless(&inherited, inNetlink(ns, func(h *netlink.Handle) error { return sweepRoutes(h, fam) })),
 			},
 			undo.Step{
@@ -91,7 +93,7 @@ func localRoute(link int, fam int) *netlink.Route {
 	}
 }
 
-func addLocalRoute(h *netlink.Handle, fam int) error {
+func addLocalRoutes(h *netlink.Handle, fam int) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("find loopback interface: %w", err)
@@ -102,10 +104,29 @@ func addLocalRoute(h *netlink.Handle, fam int) error {
 	if fam == netlink.FAMILY_V6 && ipv6Off() {
 		return nil
 	}
-	if err := h.RouteReplace(localRoute(lo.Attrs().Index, fam)); err != nil && !noFamily(fam, err) {
+	if err := h.RouteReplace(localRoute(lo.Attrs().Index, fam)); err != nil {
+		if noFamily(fam, err) {
+			return nil
+		}
 		return err
 	}
+	others, err := otherLinks(h)
+	if err != nil && !errors.Is(err, ErrTooMuch) {
+		return err
+	}
+	for _, index := range others {
+		r := localRoute(index, fam)
+		r.Priority = boundMetric + index
+		_ = h.RouteReplace(r) // an interface that is down, or without the family, has no connections either
+	}
 	return nil
+}
+
+// updateLocalRoutes adds the routes by interfaces that have come, or come up, since.
+func updateLocalRoutes(ns *NetNS) error {
+	return inNetlink(ns, func(h *netlink.Handle) error {
+		return errors.Join(addLocalRoutes(h, netlink.FAMILY_V4), addLocalRoutes(h, netlink.FAMILY_V6))
+	})()
 }
 
 // ipv6Off tells whether IPv6 is switched off on loopback, as runtimes do it in
@@ -215,17 +236,18 @@ func sweepRules(h *netlink.Handle, fam int) error {
 	return fmt.Errorf("delete rules %s: %w: %d have our number", familyName(fam), ErrTooMuch, maxRuleDeletes)
 }
 
-// sweepRoutes deletes our local route.
+// sweepRoutes deletes our local routes.
 func sweepRoutes(h *netlink.Handle, fam int) error {
-	lo, err := h.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find loopback interface: %w", err)
+	for range 1 + maxBoundLinks + maxRuleDeletes { // more than there are, as interfaces may have come and gone
+		err := h.RouteDel(localRoute(0, fam))
+		if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || noFamily(fam, err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("delete local routes %s: %w", familyName(fam), err)
+		}
 	}
-	err = h.RouteDel(localRoute(lo.Attrs().Index, fam))
-	if err == nil || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) || noFamily(fam, err) {
-		return nil
-	}
-	return fmt.Errorf("delete local route %s: %w", familyName(fam), err)
+	return fmt.Errorf("delete local routes %s: %w: table %d", familyName(fam), ErrTooMuch, routeTable)
 }
 
 // sweepRouting removes what routingSteps put into ns.
