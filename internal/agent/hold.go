@@ -41,6 +41,7 @@ import (
 type holder interface {
 	Run(ctx context.Context) error
 	Answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) (wasHeld bool, err error)
+	Where(c synqueue.Conn) (there, bound bool, err error)
 	Forget()
 	Counters() linux.HolderCounters
 	Number() uint16
@@ -267,6 +268,10 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 		h.leave(s, why, synqueue.Reset, rememberPassing)
 		return
 	}
+	if held && h.isBound(c) {
+		h.leave(s, fallback{code: agentapi.CodeUndiverted, detail: boundDetail}, synqueue.Reset, rememberSpeaking)
+		return
+	}
 	tcp := h.dial(ctx, s)
 	if tcp == nil {
 		return
@@ -300,6 +305,18 @@ func (h *hold) withoutPlace(none bool, now time.Time) synqueue.Decision {
 	return synqueue.Drop
 }
 
+// boundDetail says why a connection cannot be diverted.
+const boundDetail = "its socket is bound to a network interface"
+
+// isBound reports whether a connection's socket is bound to an interface, so that the connection cannot be diverted.
+func (h *hold) isBound(c synqueue.Conn) bool {
+	_, bound, err := h.holder.Where(c)
+	if err != nil {
+		h.px.log.Debug("not known whether a socket is bound to an interface", "peer", c.Dst, "err", err)
+	}
+	return bound
+}
+
 // speaking is the finding about a destination that speaks SMC-R.
 var speaking = synqueue.Finding{Speaks: true, For: speaksFor}
 
@@ -310,6 +327,7 @@ const (
 	rememberNever   remember = iota // the next connection asks the destination again
 	rememberPassing                 // the reason passes by itself
 	rememberLasting
+	rememberSpeaking // nothing but that each of its connections is asked for by itself
 )
 
 // leave lets a connection go without SMC-R or, if a policy requires SMC-R, refuses it as d says. What
@@ -334,11 +352,14 @@ func (h *hold) leave(s *session, why fallback, d synqueue.Decision, r remember) 
 		if d == synqueue.Drop || why.code != agentapi.CodeConnect {
 			d = synqueue.Pass
 		}
-		if r != rememberNever {
+		if r == rememberPassing || r == rememberLasting {
 			f.For = staleFor * px.bypassFor(s, why.code, r == rememberPassing)
 		}
 		px.record(s, smcr.ModeTCP.String(), why)
 		px.agent.metrics.fallback(why.code)
+	}
+	if r == rememberSpeaking {
+		f = speaking
 	}
 	h.answer(synqueue.Conn{Src: s.src, Dst: s.dst}, d, f)
 }
@@ -440,7 +461,7 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 	var app *net.TCPConn
 	wasHeld := h.answer(conn, synqueue.Divert, speaking)
 	if wasHeld {
-		t := time.NewTimer(arrivalPatience)
+		t := time.NewTimer(h.px.agent.cfg.arrivalPatience)
 		select {
 		case app = <-wait.app:
 		case <-t.C:
@@ -452,9 +473,11 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 		app = h.stopWaiting(wayOf(conn), wait)
 	}
 	switch {
-	case app == nil: // the application gave up, or its SYN was let go before
+	case app == nil: // the application gave up, or its SYN was let go before, or was lost
 		_ = c.Abort()
-		if !wasHeld && !s.decision.Required { // else the SYN was dropped, and comes again
+		if wasHeld && ctx.Err() == nil {
+			h.lost(s, conn)
+		} else if !wasHeld && !s.decision.Required { // else the SYN was dropped, and comes again
 			why := fallback{code: agentapi.CodeLate}
 			h.px.record(s, smcr.ModeTCP.String(), why)
 			h.px.agent.metrics.fallback(why.code)
@@ -466,6 +489,26 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 		return
 	}
 	h.px.relaySMCR(s, c, tcp)
+}
+
+// lost ends a session whose application still waits, although its SYN was diverted: something in the pod drops what goes to
+// the agent. That connection cannot be helped: connection tracking diverts its SYNs from now on. The next ones go directly.
+func (h *hold) lost(s *session, conn synqueue.Conn) {
+	there, _, err := h.holder.Where(conn)
+	if err != nil {
+		h.px.log.Debug("not known whether an application waits still", "peer", conn.Dst, "err", err)
+	}
+	if !there {
+		return // the application gave up
+	}
+	why := fallback{code: agentapi.CodeUndiverted, detail: "its SYN was diverted, and never came"}
+	if s.decision.Required {
+		h.px.recordRequired(s, why)
+	} else {
+		h.px.bypass(s, why.code, false)
+		h.px.record(s, agentapi.ModeReset, why)
+	}
+	h.px.agent.metrics.fallback(why.code)
 }
 
 // stopWaiting ends the wait for the application's connection, and returns the connection if it came in

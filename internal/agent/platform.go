@@ -48,6 +48,8 @@ type platform struct {
 	parkAfter time.Duration
 	// appPatience is how long an inbound connection waits for its application before it is plain TCP.
 	appPatience time.Duration
+	// arrivalPatience is how long a session on SMC-R waits for the application's connection, whose SYN was diverted.
+	arrivalPatience time.Duration
 }
 
 // setDefaults fills in the real functions and times where tests set nothing.
@@ -105,6 +107,9 @@ func (p *platform) setDefaults(dataDir string) {
 	}
 	if p.appPatience == 0 {
 		p.appPatience = appPatience
+	}
+	if p.arrivalPatience == 0 {
+		p.arrivalPatience = arrivalPatience
 	}
 	if p.preflight == nil {
 		p.preflight = linux.Probe

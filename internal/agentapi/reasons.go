@@ -38,6 +38,7 @@ const (
 	CodeBacklog       Code = "BACKLOG"        // the pod's application did not accept the connection in time for SMC-R
 	CodeRendezvous    Code = "RENDEZVOUS"     // the connection broke during the rendezvous
 	CodeLate          Code = "LATE"           // the rendezvous took longer than a SYN is held
+	CodeUndiverted    Code = "UNDIVERTED"     // the connection cannot be brought to the agent
 	CodeRequired      Code = "REQUIRED"       // reset because a policy requires SMC-R
 	CodePolicyChange  Code = "POLICY_CHANGE"  // ended by a changed policy
 	CodeDraining      Code = "DRAINING"       // the agent stops, or the pod is gone
@@ -76,7 +77,7 @@ func Codes() []Code {
 	out := []Code{
 		CodeNoPolicy, CodeOptedOut, CodeTransport, CodePodDevice, CodeMesh, CodeOldSockets, CodeSameNode, CodeNotAttached, CodePodFailed, CodeNoOption, CodeBudgetConns, CodeBudgetMemory,
 		CodeQueuePairs, CodeBudgetRelays, CodeBudgetPending, CodeBudgetSockets, CodeBudgetSource, CodeConnect,
-		CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent, CodeUnknownReason,
+		CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeUndiverted, CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost, CodeUnseen, CodeNoAgent, CodeUnknownReason,
 	}
 	for _, r := range clcReasons() {
 		out = append(out, CodeOf(r))
@@ -133,6 +134,8 @@ func (c Code) describe() (text, advice string) {
 		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
 	case CodeLate:
 		return "the SMC-R rendezvous took so long that connect() was not kept waiting for it", "now and then, on a busy node, nothing; if it happens often, see whether the agents of both nodes have processor time enough (their limits, the nodes' load), and look at the health of the links"
+	case CodeUndiverted:
+		return "the connection cannot be brought to the agent: its socket is bound to a network interface, or something in the pod drops what goes to loopback", "the detail says which: with a socket that is bound to an interface (SO_BINDTODEVICE, as of curl --interface eth0) it is plain TCP; a SYN that never came was dropped by something in the pod: look for rules there that drop what goes to loopback"
 	case CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost:
 		return c.describeEnd()
 	case CodeUnseen:

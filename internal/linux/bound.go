@@ -4,11 +4,44 @@ package linux
 
 import (
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/synqueue"
 )
+
+// Where reports whether a held connection's socket is there, and whether the socket is bound to an interface: by
+// SO_BINDTODEVICE, or as that of a connection to a link-local address. A connection of a bound socket cannot be diverted
+// to loopback, because the kernel looks for a way there by that interface only:
+//
+//	SYN to 10.0.0.2:80, by eth0
+//	diverted to 127.0.0.1:55820, still by eth0, where that address is a martian: dropped
+//
+// A kernel without socket diagnosis does not say that a socket is there.
+func (h *Holder) Where(c synqueue.Conn) (there, bound bool, err error) {
+	free, err := h.ns.tupleFree(c.Src, c.Dst)
+	if err != nil || !free {
+		return err == nil, false, err
+	}
+	var links []int
+	err = withHandle(h.ns, func(h *netlink.Handle) (err error) {
+		links, err = otherLinks(h)
+		return err
+	})
+	for _, index := range links {
+		free, err := h.ns.tupleFreeBy(c.Src, c.Dst, index)
+		if err != nil || !free {
+			return err == nil, err == nil, err
+		}
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("look to which interface of %s a socket is bound: %w", h.ns, err)
+	}
+	return false, false, nil
+}
 
 // otherLinks are the indexes of the first maxBoundLinks interfaces that are not loopback. The error is [ErrTooMuch] if there
 // are more than are read.

@@ -21,9 +21,10 @@ const (
 	tcpListen = 10
 )
 
-// askDiag asks a socket for diagnosis whether its namespace has no connection with these two ends.
-func askDiag(fd int, local, remote netip.AddrPort) (bool, error) {
-	if err := unix.Sendto(fd, appendDiagRequest(nil, local, remote), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+// askDiag asks a socket for diagnosis whether its namespace has no connection with these two ends, by an interface. The kernel
+// answers as if a packet came by that one: a socket that is bound to another is not found, and with 0 none that is bound to any.
+func askDiag(fd int, local, remote netip.AddrPort, iface uint32) (bool, error) {
+	if err := unix.Sendto(fd, appendDiagRequest(nil, local, remote, iface), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return false, os.NewSyscallError("send to NETLINK_SOCK_DIAG", err)
 	}
 	var buf [1024]byte
@@ -35,7 +36,7 @@ func askDiag(fd int, local, remote netip.AddrPort) (bool, error) {
 }
 
 // appendDiagRequest appends the request for the connection with exactly these ends.
-func appendDiagRequest(b []byte, local, remote netip.AddrPort) []byte {
+func appendDiagRequest(b []byte, local, remote netip.AddrPort, iface uint32) []byte {
 	fam := byte(unix.AF_INET6)
 	if local.Addr().Is4() {
 		fam = unix.AF_INET
@@ -54,7 +55,7 @@ func appendDiagRequest(b []byte, local, remote netip.AddrPort) []byte {
 		copy(full[:], a.AsSlice())
 		b = append(b, full[:]...)
 	}
-	b = binary.NativeEndian.AppendUint32(b, 0)          // any interface
+	b = binary.NativeEndian.AppendUint32(b, iface)
 	return binary.NativeEndian.AppendUint64(b, 1<<64-1) // any cookie
 }
 

@@ -41,7 +41,7 @@
 //     connection, too;
 //   - chains caught-out and caught-in, see below;
 //   - chains untracked-out and untracked-in, with [RedirectConfig.Untracked];
-//   - a rule, a route and a sysctl that bring the answers of the application
+//   - a rule, routes and a sysctl that bring the answers of the application
 //     back to the agent when it connects under the client's address
 //     ([DialFrom]);
 //   - a sysctl that makes connection tracking forget a connection as soon as it is

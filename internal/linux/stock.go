@@ -96,6 +96,11 @@ func (n *NetNS) portRange() (portRange, error) {
 // tupleFree tells whether the namespace has no connection with these two ends, not even one in
 // TIME_WAIT. On a kernel without socket diagnosis every pair of ends counts as free.
 func (n *NetNS) tupleFree(local, remote netip.AddrPort) (bool, error) {
+	return n.tupleFreeBy(local, remote, 0)
+}
+
+// tupleFreeBy is tupleFree for the sockets that get what comes by an interface, see askDiag.
+func (n *NetNS) tupleFreeBy(local, remote netip.AddrPort, iface int) (bool, error) {
 	k := &n.stock
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -112,7 +117,7 @@ func (n *NetNS) tupleFree(local, remote netip.AddrPort) (bool, error) {
 		return true, nil
 	}
 	k.keep()
-	free, err := askDiag(k.diag, local, remote)
+	free, err := askDiag(k.diag, local, remote, uint32(iface))
 	if err != nil { // the next answer might be that of this question
 		unix.Close(k.diag)
 		k.diag = 0

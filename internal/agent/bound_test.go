@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+)
+
+// onDevice binds a socket to an interface.
+func onDevice(name string) linux.Control {
+	return func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		cerr := raw.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), name) })
+		return errors.Join(cerr, err)
+	}
+}
+
+// TestHold_boundSocket: a connection whose socket is bound to an interface is plain TCP at once, or refused where SMC-R is
+// required, and says why. Others to the same destination are on SMC-R.
+func TestHold_boundSocket(t *testing.T) {
+	for _, c := range []struct {
+		name, policy string
+		want         error
+	}{{"prefer", preferAll, nil}, {"required", "policies:\n- {name: must, mode: Required}\n", syscall.ECONNREFUSED}} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newHoldLab(t, c.policy)
+			l.a.start(t)
+			l.b.start(t)
+			for dst, src := range map[string]string{podB + ":80": podA, "[" + podB6 + "]:80": podA6} {
+				serve(t, l.b.pod.listen(t, dst), echo)
+				l.carried(t, dst) // the first packets to a new neighbour may be lost
+				ctx, stop := context.WithTimeout(t.Context(), time.Second)
+				conn, err := linux.DialInNS(ctx, l.a.pod.ns, onDevice("eth0"), netip.Addr{}, netip.MustParseAddrPort(dst))
+				stop()
+				if !errors.Is(err, c.want) {
+					t.Errorf("connect to %s: %v, want %v", dst, err, c.want)
+				}
+				if err == nil {
+					exchange(t, conn, 1000)
+				}
+				e := value(l.a.client.Explain(t.Context(), src, dst))(t)
+				if len(e.Recent) == 0 || !strings.Contains(string(e.Recent[0].Reason)+e.Recent[0].Detail, string(agentapi.CodeUndiverted)) {
+					t.Errorf("explanation %+v, want %s", e, agentapi.CodeUndiverted)
+				}
+				l.carried(t, dst)
+			}
+		})
+	}
+}
+
+// TestHold_boundListener: connections to a listener that is bound to an interface are on SMC-R.
+func TestHold_boundListener(t *testing.T) {
+	l := newHoldLab(t, preferAll)
+	l.a.start(t)
+	l.b.start(t)
+	for _, dst := range []string{podB + ":80", "[" + podB6 + "]:80"} {
+		ln := value(linux.ListenInNS(t.Context(), l.b.pod.ns, onDevice("eth0"), netip.MustParseAddrPort(dst)))(t)
+		t.Cleanup(func() { _ = ln.Close() })
+		serve(t, ln, echo)
+		l.carried(t, dst)
+	}
+}
+
+// carried connects until a connection of pod A to dst is on SMC-R: the first rendezvous may be late on a busy machine.
+func (l *lab) carried(t testing.TB, dst string) {
+	t.Helper()
+	before := l.a.status(t).Conns.TotalSMCR
+	eventually(t, func() string {
+		if c, err := l.a.pod.dial(t, dst); err == nil {
+			exchange(t, c, 1000)
+		}
+		if s := l.a.status(t); s.Conns.TotalSMCR == before {
+			return fmt.Sprintf("no connection to %s is on SMC-R: %+v, reasons %v", dst, s.Conns, s.Reasons)
+		}
+		return ""
+	})
+}
+
+// TestHold_lost: where something in a pod drops what goes to the agent, a connection says so, and the next one to its
+// destination goes directly. A program that gave up is no reason.
+func TestHold_lost(t *testing.T) {
+	l := newHoldLab(t, preferAll)
+	l.a.cfg.arrivalPatience = 300 * time.Millisecond
+	l.a.start(t)
+	l.b.start(t)
+	dst := podB + ":80"
+	serve(t, l.b.pod.listen(t, dst), says("server"))
+	l.a.pod.dropLoopback(t)
+	if r := l.a.pod.try(t, attempt{dst: dst, limit: 600 * time.Millisecond}); r.errno != unix.EINPROGRESS {
+		t.Fatal(r)
+	}
+	eventually(t, func() string {
+		if e := value(l.a.client.Explain(t.Context(), podA, dst))(t); e.Code != agentapi.CodeUndiverted {
+			return fmt.Sprintf("explanation %+v, want %s", e, agentapi.CodeUndiverted)
+		}
+		return ""
+	})
+	if r := l.a.pod.try(t, attempt{dst: dst}); r.errno != 0 || tooSlow(r.took) {
+		t.Error(r)
+	}
+}
+
+// dropLoopback drops the SYNs that go to 127.0.0.1 by loopback.
+func (s *space) dropLoopback(t testing.TB) {
+	t.Helper()
+	must(t, s.ns.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "strict"})
+		chain := c.AddChain(&nftables.Chain{
+			Name: "input", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+		})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 4},
+			&expr.Cmp{Register: 1, Data: []byte{127, 0, 0, 1}},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+		return c.Flush()
+	}))
+}
