@@ -3,6 +3,9 @@
 package smcr_test
 
 import (
+	"bytes"
+	"errors"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -115,4 +118,39 @@ func TestStack_closeDuringFirstContact(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestStack_withItself: connections of a stack to a listener of its own are on SMC-R. An agent cannot always know that it
+// serves both ends, as where a pod's connection to its own Service is masqueraded.
+func TestStack_withItself(t *testing.T) {
+	eachVersion(t, func(t *testing.T, v smcr.VersionSet) {
+		p := &pair{fabric: newFakeFabric()}
+		p.client = newStack(t, p.fabric.device("c", 1), versions(v))
+		p.server = p.client
+		p.listen(t)
+		for range 3 {
+			a, b := p.dial(t)
+			if i := a.Info(); i.Mode != smcr.ModeSMCR {
+				t.Errorf("%+v, want a connection on SMC-R", i)
+			}
+			want := bytes.Repeat([]byte("self"), 200_000)
+			for _, way := range [][2]*smcr.Conn{{a, b}, {b, a}} {
+				written := make(chan error, 1)
+				go func() {
+					_, err := way[0].Write(want)
+					written <- err
+				}()
+				got := make([]byte, len(want))
+				if _, err := io.ReadFull(way[1], got); err != nil || !bytes.Equal(got, want) {
+					t.Fatalf("other bytes than were sent, or %v", err)
+				}
+				if err := <-written; err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(a.Close(), b.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
