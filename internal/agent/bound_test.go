@@ -91,7 +91,7 @@ func (l *lab) carried(t testing.TB, dst string) {
 }
 
 // TestHold_lost: where something in a pod drops what goes to the agent, a connection says so, and the next one to its
-// destination goes directly. A program that gave up is no reason.
+// destination goes directly.
 func TestHold_lost(t *testing.T) {
 	l := newHoldLab(t, preferAll)
 	l.a.cfg.arrivalPatience = 300 * time.Millisecond
@@ -109,7 +109,7 @@ func TestHold_lost(t *testing.T) {
 		}
 		return ""
 	})
-	if r := l.a.pod.try(t, attempt{dst: dst}); r.errno != 0 || tooSlow(r.took) {
+	if r := l.a.pod.try(t, attempt{dst: dst, limit: waitLimit / 2}); r.who != "server" {
 		t.Error(r)
 	}
 }
