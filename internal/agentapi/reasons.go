@@ -124,18 +124,8 @@ func (c Code) describe() (text, advice string) {
 		return "the kernel may need nearly as much memory for the sockets of the pod's connections as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise sockets of node.budgets; new connections are diverted again when old ones end"
 	case CodeBudgetSource:
 		return "the client has so many connections to the pod that are plain TCP or being set up that its new ones go directly", "find out why the client's connections are not on SMC-R, or raise relays and pending of node.budgets; its new connections are diverted again when old ones end"
-	case CodeConnect:
-		return "the destination did not accept the TCP connection", "SMC-R is not the cause: check the service, and the network on the way to it"
-	case CodeApplication:
-		return "the application in the pod did not accept the connection", "SMC-R is not the cause: check that the application listens on this address and port"
-	case CodeBacklog:
-		return "the backlog of the application in the pod was full for so long that the client could not be kept waiting for SMC-R", "SMC-R is not the cause: let the application accept connections faster, or give it a longer backlog (the argument of its listen(), and net.core.somaxconn in the pod)"
-	case CodeRendezvous:
-		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
-	case CodeLate:
-		return "the SMC-R rendezvous took so long that connect() was not kept waiting for it", "now and then, on a busy node, nothing; if it happens often, see whether the agents of both nodes have processor time enough (their limits, the nodes' load), and look at the health of the links"
-	case CodeUndiverted:
-		return "the connection cannot be brought to the agent: its socket is bound to a network interface, or something in the pod drops what goes to loopback", "the detail says which: with a socket that is bound to an interface (SO_BINDTODEVICE, as of curl --interface eth0) it is plain TCP; a SYN that never came was dropped by something in the pod: look for rules there that drop what goes to loopback"
+	case CodeConnect, CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeUndiverted:
+		return c.describeSetUp()
 	case CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost:
 		return c.describeEnd()
 	case CodeUnseen:
@@ -151,6 +141,23 @@ func (c Code) describe() (text, advice string) {
 		}
 	}
 	return fmt.Sprintf("unknown reason %s", string(c)), ""
+}
+
+// describeSetUp describes what happened to a connection while it was set up.
+func (c Code) describeSetUp() (text, advice string) {
+	switch c {
+	case CodeConnect:
+		return "the destination did not accept the TCP connection", "SMC-R is not the cause: check the service, and the network on the way to it"
+	case CodeApplication:
+		return "the application in the pod did not accept the connection", "SMC-R is not the cause: check that the application listens on this address and port"
+	case CodeBacklog:
+		return "the backlog of the application in the pod was full for so long that the client could not be kept waiting for SMC-R", "SMC-R is not the cause: let the application accept connections faster, or give it a longer backlog (the argument of its listen(), and net.core.somaxconn in the pod)"
+	case CodeRendezvous:
+		return "the connection broke during the SMC-R rendezvous", "if it happens again, look at the agents' logs on both sides; a peer that echoes unknown TCP options belongs into the policy's except list"
+	case CodeLate:
+		return "the SMC-R rendezvous took so long that connect() was not kept waiting for it", "now and then, on a busy node, nothing; if it happens often, see whether the agents of both nodes have processor time enough (their limits, the nodes' load), and look at the health of the links"
+	}
+	return "the connection cannot be brought to the agent: its socket is bound to a network interface, or something in the pod drops what goes to loopback", "the detail says which: with a socket that is bound to an interface (SO_BINDTODEVICE, as of curl --interface eth0) it is plain TCP; a SYN that never came was dropped by something in the pod: look for rules there that drop what goes to loopback"
 }
 
 // describeEnd describes why a connection was refused or ended.
