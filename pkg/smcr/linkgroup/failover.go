@@ -243,7 +243,8 @@ func (c *Conn) failover(l *link) {
 // The validation message alone does not tell: it has no number, and one that was held up
 // itself may come when the peer has lost that link, too, and gone on over a third one. If
 // nothing was under way nothing follows the validation message, and the next number may come over
-// a link that the connection has moved to in order: then all validation messages before are settled.
+// a link that the connection has moved to in order: then the validation messages before are settled. But not one over the
+// link that the peer used before, as far as we know: it has moved there in order, lost that link, and come back.
 func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
 	set := uint8(1) << l.index
 	switch {
@@ -257,11 +258,19 @@ func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
 	failedOver := c.cameTo&set != 0
 	c.cameTo &^= set
 	if !failedOver && old != l {
-		c.cameTo = 0
+		c.cameTo &= bitOf(old)
 	}
 	c.peerLink = l.place()
 	if !failedOver || g.state != Active || old == nil || old == l || !old.isUp() {
 		return
 	}
 	g.loseLink(now, old, llc.DeleteLostPath, FaultLink, ErrLinkLeft)
+}
+
+// bitOf is the bit of a link in cameTo; 0: there is no link.
+func bitOf(l *link) uint8 {
+	if l == nil {
+		return 0
+	}
+	return 1 << l.index
 }
