@@ -352,6 +352,9 @@ func (a *agent) gauges() gauges {
 	a.eachStack(func(u stackUse) {
 		for _, lg := range u.stack.LinkGroups() {
 			g.groups[redundancyLabel(lg.Redundancy)]++
+			if lg.Degraded {
+				g.degraded++
+			}
 		}
 	})
 	return g

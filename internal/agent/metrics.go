@@ -28,8 +28,6 @@ type metrics struct {
 	setup     prometheus.Histogram
 	malformed prometheus.Counter
 	failures  prometheus.Counter
-	// redundancyLost counts the link groups that could lose any RNIC and can no longer.
-	redundancyLost prometheus.Counter
 	trespasses     prometheus.Counter
 	acceptErrors   prometheus.Counter
 	undiverted     *prometheus.CounterVec // door
@@ -61,6 +59,7 @@ type gauges struct {
 	sessionsSMCR, sessionsTCP int
 	bytesSMCR                 uint64         // of live sessions
 	groups                    map[string]int // by redundancy
+	degraded                  int            // of these
 	ready, idle, failed       int
 	paused, meshed, unheld    int // of the ready ones
 	budget                    agentapi.Budget
@@ -121,7 +120,6 @@ func newMetrics(look func() gauges) *metrics {
 		}),
 		malformed:      counter("malformed_messages_total", "Messages of peers that were not understood, or contradicted others."),
 		failures:       counter("stack_failures_total", "What failed in SMC-R stacks for want of memory, a route or a peer's answer, and not because of a peer's message."),
-		redundancyLost: counter("redundancy_lost_total", "Link groups that could lose any one RNIC and can no longer, once for each time."),
 		trespasses:     counter("trespasses_total", "Links that ended because the peer asked for memory that is not its own."),
 		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
 		undiverted:     vec("undiverted_connections_total", "Connections to the agent's listeners in pods that were not diverted there, and were reset.", "door"),
@@ -137,7 +135,7 @@ func newMetrics(look func() gauges) *metrics {
 	}
 	m.begin()
 	m.sums = sums{look: look, sum: m.sum}
-	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.ended, m.setup, m.malformed, m.failures, m.redundancyLost, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
+	m.registry.MustRegister(m.conns, m.fallbacks, m.resets, m.ended, m.setup, m.malformed, m.failures, m.trespasses, m.acceptErrors, m.undiverted, m.renewErrors,
 		m.podErrors, m.apiDenied, m.reloads, m.deviceChanges, m.deviceRefusals, m.pauses, m.pendingWaits, &m.sums,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -246,6 +244,7 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range redundancies {
 		gauge(groups, g.groups[r], r)
 	}
+	gauge(desc("degraded_link_groups", "SMC-R link groups that could lose any one RNIC before, and cannot now."), g.degraded)
 	gauge(desc("registered_memory_bytes", "Memory registered for RDMA."), g.budget.MemoryUsedBytes)
 	gauge(desc("budget_memory_bytes", "Memory that may be registered for RDMA."), g.budget.MemoryBytes)
 	gauge(desc("budget_connections", "Connections on SMC-R that the node may have."), g.budget.Conns)

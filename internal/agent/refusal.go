@@ -58,7 +58,7 @@ func (px *proxy) stackHooks(memory *account) smcr.Hooks {
 	if px.sharesStack() {
 		h.log = px.agent.cfg.Log.With("pod", podOf((*px.atts.Load())[0]).Namespace+"/*")
 	}
-	return smcr.Hooks{Malformed: h.noteMalformed, Failed: h.noteFailed, Trespass: h.noteTrespass, RedundancyLost: h.noteRedundancyLost}
+	return smcr.Hooks{Malformed: h.noteMalformed, Failed: h.noteFailed, Trespass: h.noteTrespass}
 }
 
 // noteMalformed is the hook for messages of peers that the stack did not understand.
@@ -87,13 +87,5 @@ func (h stackHooks) noteTrespass(peer netip.Addr, err error) {
 	h.agent.metrics.trespasses.Inc()
 	if ok, dropped := h.agent.logLimit.allow(time.Now()); ok {
 		h.log.Warn("a peer asked for memory that is not its own; if it goes on, it gets no link group for a minute", "peer", peer, "err", err, "leftOut", dropped)
-	}
-}
-
-// noteRedundancyLost is the hook for a link group that can no longer lose any one RNIC.
-func (h stackHooks) noteRedundancyLost(g smcr.GroupInfo) {
-	h.agent.metrics.redundancyLost.Inc()
-	if ok, dropped := h.agent.logLimit.allow(time.Now()); ok {
-		h.log.Warn("a link group can no longer lose any one RNIC", "group", g.ID, "peer", g.PeerID, "redundancy", g.Redundancy, "leftOut", dropped)
 	}
 }

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil"
-
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -38,19 +36,6 @@ func TestRefusals(t *testing.T) {
 	}
 	if r.recent(at(2*refusalShown)) == "" || r.recent(at(4*refusalShown)) != "" {
 		t.Error("a refusal is not shown, or for ever")
-	}
-}
-
-// TestStackHooks_redundancyLost: a link group that can lose no RNIC any more is counted, and said.
-func TestStackHooks_redundancyLost(t *testing.T) {
-	b := newBare(t, newBench(t, "", preferAll))
-	px := b.proxy("a").px
-	px.stackHooks(px.account).RedundancyLost(smcr.GroupInfo{ID: 7, Redundancy: "SINGLE"})
-	if got := testutil.ToFloat64(b.a.metrics.redundancyLost); got != 1 {
-		t.Errorf("counted %v, want 1", got)
-	}
-	if log := b.log.String(); !strings.Contains(log, "group=7") || !strings.Contains(log, "redundancy=SINGLE") {
-		t.Errorf("log: %s", log)
 	}
 }
 

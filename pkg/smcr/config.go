@@ -163,8 +163,6 @@ type Hooks struct {
 	ConnClosed func(Info)
 	// GroupChanged is called when a link group changes state.
 	GroupChanged func(GroupInfo)
-	// RedundancyLost is called when a link group that could lose any one RNIC can no longer.
-	RedundancyLost func(GroupInfo)
 	// Malformed is called for each message of a peer that was not understood, or that
 	// contradicts what came before. A peer that keeps to the protocol causes none.
 	Malformed func(where string, err error)
@@ -323,7 +321,9 @@ type GroupInfo struct {
 	// Redundancy is SINGLE, SYMMETRIC, ASYMMETRIC LOCAL (both links share our
 	// RNIC) or ASYMMETRIC PEER (they share the peer's); RFC 7609 2.2.1.
 	Redundancy string
-	Version    uint8
+	// Degraded says that the group was SYMMETRIC and is not now.
+	Degraded bool
+	Version  uint8
 	// Of version 2: the enterprise ID that both sides have, the release, and
 	// what the peer calls itself: a claim that nobody checked, of the characters
 	// that host names have, and '?' for others.
@@ -361,7 +361,7 @@ type Stats struct {
 	MemoryBytes   uint64 // registered now
 	Groups        int
 	Conns         int
-	Closing       int // of Conns: closed in order, and not all bytes or the end are the peer's yet
+	Closing       int // of Conns: closed in order, while the peer has not closed and may still read
 	ConnsSMCR     uint64
 	ConnsTCP      uint64
 	BytesSentSMCR uint64 // of connections that ended and live ones

@@ -35,7 +35,7 @@ type group struct {
 	resolving   int                // links whose way to the peer is being found out
 	later       []linkgroup.Output // outputs that came meanwhile: see waits
 	ready       bool               // the first contact went well
-	symmetric   bool               // the group could lose any one RNIC when a link came up or went down last
+	symmetric   bool               // the group could lose any one RNIC, now or before
 	heardDelete time.Time          // when the peer last said that a link is deleted
 	idle        *list.Element      // the group's place among the idle groups; nil: it is not idle
 	doubts      int                // how often somebody said that the peer does not have the group
@@ -252,8 +252,8 @@ func (g *group) event(now time.Time, o *linkgroup.Output) {
 	case linkgroup.EventWantLink:
 		g.wantLink(now, o)
 	case linkgroup.EventLink:
+		g.symmetric = g.symmetric || g.lg.Redundancy() == linkgroup.Symmetric
 		g.changed()
-		g.noteRedundancy()
 	case linkgroup.EventDead:
 		g.remove()
 	}
@@ -344,16 +344,6 @@ func (g *group) changed() {
 	}
 }
 
-// noteRedundancy tells who wants to know when the group can no longer lose any one RNIC. A group that ends is told of
-// otherwise.
-func (g *group) noteRedundancy() {
-	was := g.symmetric
-	g.symmetric = g.lg.Redundancy() == linkgroup.Symmetric
-	if h := g.s.cfg.Hooks.RedundancyLost; h != nil && was && !g.symmetric && g.lg.State() == linkgroup.Active {
-		h(g.info())
-	}
-}
-
 // abandon ends a first contact that its rendezvous gave up.
 func (g *group) abandon() {
 	forming := g.lg.State() == linkgroup.Forming
@@ -440,7 +430,7 @@ func (g *group) deviceName(i linkgroup.LinkIndex) string {
 func (g *group) info() GroupInfo {
 	info := GroupInfo{
 		ID: g.id, Role: Role(g.role), PeerID: g.peer, State: g.lg.State().String(), Dialect: g.lg.Dialect().String(),
-		Redundancy: g.lg.Redundancy().String(), Version: g.version, NoV2: g.agreed.NoV2, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
+		Redundancy: g.lg.Redundancy().String(), Degraded: g.symmetric && g.lg.Redundancy() != linkgroup.Symmetric, Version: g.version, NoV2: g.agreed.NoV2, Conns: g.lg.Conns(), Opened: g.opened, Err: g.lg.Err(),
 	}
 	if g.version >= clc.V2 {
 		info.EID, info.Release, info.PeerHost = g.agreed.EID.String(), g.agreed.Release, g.host
