@@ -314,12 +314,14 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 		return asked, g.reach(asked)
 	}
 	links := g.lg.Links()
-	for _, gid := range g.gids.Slice() {
-		if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid }) {
-			continue
-		}
-		if to := g.reach(gid); g.s.devices.pick(0, gid, false, to) != nil {
-			return gid, to
+	for _, used := range [...]uint8{g.lg.RNICsInUse(), 0} { // best by a device that carries no link
+		for _, gid := range g.gids.Slice() {
+			if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid }) {
+				continue
+			}
+			if to := g.reach(gid); g.s.devices.pick(used, gid, false, to) != nil {
+				return gid, to
+			}
 		}
 	}
 	to := g.reach(g.gid) // a guess

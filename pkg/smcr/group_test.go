@@ -168,17 +168,22 @@ func TestGroup_clientRNICOutOfReach(t *testing.T) {
 	for _, tc := range []struct {
 		name           string
 		client, server []byte
+		routed         byte // the subnet from which there are routes to all others
+		redundancy     string
 		links          int
 	}{
-		{"no other", []byte{1, 2}, []byte{1}, 1},
-		{"a third", []byte{1, 2, 3}, []byte{1, 3}, 2},
+		{"no other", []byte{1, 2}, []byte{1}, 0, "SINGLE", 1},
+		{"a third", []byte{1, 2, 3}, []byte{1, 3}, 0, "SYMMETRIC", 2},
+		{"a second, by the device that carries the first link", []byte{1, 2, 3}, []byte{1, 3}, 1, "SYMMETRIC", 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := newFakeFabric()
 			stack := func(last byte, nets []byte) *smcr.Stack {
 				return newStack(t, nil, quick, func(c *smcr.Config) {
 					c.Devices = nil
-					c.Route = func(netip.Addr, netip.Addr) (clc.Route, error) { return clc.Route{}, nil } // from no subnet to another
+					c.Route = func(src, _ netip.Addr) (clc.Route, error) {
+						return clc.Route{Found: src.As4()[2] == tc.routed}, nil
+					}
 					for _, n := range nets {
 						c.Devices = append(c.Devices, netDevice(f, n, last))
 					}
@@ -191,10 +196,7 @@ func TestGroup_clientRNICOutOfReach(t *testing.T) {
 				t.Fatal(a.Info().Reason)
 			}
 			exchange(t, a, b)
-			waitFor(t, fmt.Sprintf("%d links", tc.links), func() bool {
-				g := p.server.LinkGroups()
-				return len(g) == 1 && len(g[0].Links) == tc.links
-			})
+			waitGroup(t, p.server, tc.redundancy, tc.links)
 			_, _ = a.Close(), b.Close()
 		})
 	}
