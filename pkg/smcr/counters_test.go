@@ -61,8 +61,8 @@ func TestStack_Stats(t *testing.T) {
 	}
 }
 
-// TestStack_Stats_closing: a connection that was closed counts until its peer has its bytes and its end; one that was reset
-// does not.
+// TestStack_Stats_closing: a connection that was closed counts until its peer has closed it, too, and so has its bytes; one that
+// was reset does not.
 func TestStack_Stats_closing(t *testing.T) {
 	p := newPair(t, small)
 	a, b := p.dial(t)

@@ -197,7 +197,8 @@ func (c *Conn) end(abort bool) error {
 	s.lock()
 	c.sync()
 	if abort {
-		c.group.flush(time.Now()) // nothing that was written goes out after the reset
+		c.lc.Flush() // nothing that was written goes out after the reset
+		c.group.flush(time.Now())
 		c.lc.Abort(time.Now())
 	} else {
 		c.lc.Close(time.Now())

@@ -246,19 +246,26 @@ func TestConn_abortIsReset(t *testing.T) {
 // TestConn_abortAfterWrite: what was written before an abort goes out before the reset, also if nobody had the turn to send it
 // until then.
 func TestConn_abortAfterWrite(t *testing.T) {
-	p := newPair(t)
-	a, b := p.dial(t)
-	release := smcr.HoldTurn(p.client)
-	_, err := a.Write([]byte("last words"))
-	release()
-	if err = errors.Join(err, a.Abort()); err != nil {
-		t.Fatal(err)
+	for name, edit := range map[string]func(*smcr.Config){
+		"at once":   func(*smcr.Config) {},
+		"coalesced": func(c *smcr.Config) { c.Coalesce = smcr.Coalesce{Bytes: 4096, Delay: 200 * time.Millisecond} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, edit)
+			a, b := p.dial(t)
+			release := smcr.HoldTurn(p.client)
+			_, err := a.Write([]byte("last words"))
+			release()
+			if err = errors.Join(err, a.Abort()); err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(b)
+			if string(got) != "last words" || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("read %q, %v after the peer's abort", got, err)
+			}
+			_ = b.Close()
+		})
 	}
-	got, err := io.ReadAll(b)
-	if string(got) != "last words" || !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("read %q, %v after the peer's abort", got, err)
-	}
-	_ = b.Close()
 }
 
 func TestConn_closeWithUnreadDataIsReset(t *testing.T) {
