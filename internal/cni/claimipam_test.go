@@ -31,6 +31,7 @@ import (
 const pool = `in=$(cat)
 dir=$(dirname "$0")
 echo "$in" > "$dir/in.$CNI_COMMAND"
+echo "$CNI_ARGS" > "$dir/args.$CNI_COMMAND"
 echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $(echo "$in" | sed -n 's/.*"pool":"\([a-z]*\)".*/\1/p')" >> "$dir/calls"
 [ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.2.2/24","gateway":"10.97.2.1"}],"routes":[{"dst":"10.50.0.0/16"}]}'
 if [ "$CNI_COMMAND" = DEL ] && [ -e "$dir/away" ]; then echo '{"cniVersion":"1.1.0","code":11,"msg":"no way to the pool"}'; exit 1; fi
@@ -138,6 +139,11 @@ func TestWire_ipamAway(t *testing.T) {
 			// Without a record and a result the interface is the one that the call is about.
 			if got := regexp.MustCompile(`(DEL c1 eth0|GC) .*\n`).ReplaceAllString(string(calls), ""); got != want {
 				t.Errorf("calls of the IPAM plugin %q, want %q", got, want)
+			}
+			args, err := os.ReadFile(filepath.Join(ipamDir, "args.DEL"))
+			must(t, err)
+			if !strings.Contains(string(args), "K8S_POD_NAME=cart-0;") {
+				t.Errorf("the IPAM plugin's last DEL has the arguments %q, which name no pod", args)
 			}
 			if as, junk, err := owing(n.data).List(); len(as)+len(junk) != 0 || err != nil {
 				t.Errorf("left: %v, %v, %v", as, junk, err)

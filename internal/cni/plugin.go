@@ -296,7 +296,7 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 			continue
 		}
 		one := *args
-		one.ContainerID, one.IfName, one.Netns = a.ContainerID, a.IfName, ""
+		one.ContainerID, one.IfName, one.Netns, one.Args = a.ContainerID, a.IfName, "", podArgs(a.ContainerID, a.Pod)
 		if err := p.giveBack(c, &one, a, nil); err != nil { // the plugin may be gone for good
 			p.tell("GC: addresses of container %s are not given back, and are tried again: %v", a.ContainerID, err)
 			continue
