@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // OptionFilterConfig says which connections of a pod may be on SMC-R when the pod's own
@@ -69,6 +70,7 @@ const (
 
 	chainSent     = "sent"
 	chainReceived = "received"
+	chainAnswered = "answered"
 	chainErase    = "erase"
 )
 
@@ -83,7 +85,7 @@ func optionTable(g *Cgroup) *nftables.Table {
 
 func optionTableOf(cgroup uint64) string { return fmt.Sprintf("%s-%d", optionTableName, cgroup) }
 
-// FilterOption takes the SMC-R option from the SYNs of a place that cfg does not select, in both
+// FilterOption takes the SMC-R option from the handshakes of a place that cfg does not select, in both
 // directions: these connections are TCP, as if the other side had no SMC-R. The first call makes
 // the table inet kube-smcr-option, of a cgroup inet kube-smcr-option-ID, and later ones replace what is in it, as a whole. In
 // place, since a base chain that is taken away takes with it what other programs hold in queues. It filters until
@@ -202,14 +204,16 @@ func probeOptionFilter(g *Cgroup) error {
 	return feature("nftables: filter of the SMC-R option", "use Linux 5.6 or later with the module nft_exthdr (CONFIG_NFT_EXTHDR)", err)
 }
 
-// addOptionFilter puts the content of the table into the transaction: of each direction one chain,
-// which looks for the other side of a SYN among the peers, and one that erases the option.
+// addOptionFilter puts the content of the table into the transaction: of each direction chains
+// which look for the other side of a handshake among the peers, and one that erases the option.
 //
-//	sent:      tcp syn, with the option: ip daddr @never4 goto erase; ip daddr . tcp dport @peers4 return; goto erase
-//	received:  tcp syn, with the option: ip saddr @never4 goto erase; ip saddr . tcp dport @peers4 return; goto erase
+//	sent:      tcp syn, with the option:     ip daddr @never4 goto erase; ip daddr . tcp dport @peers4 return; goto erase
+//	received:  tcp syn, with the option:     ip saddr @never4 goto erase; ip saddr . tcp dport @peers4 return; goto erase
+//	           tcp syn-ack, with the option: ip saddr @never4 goto erase; ip saddr . tcp sport @peers4 return; goto erase
 //
-// Of a cgroup these are SYNs to which "socket cgroupv2" applies. They are received when it is known which
-// socket they are for, also of those whose destination the node changes.
+// A server may answer with the option though it came to nobody: what this side asked for, and what was erased
+// on the way, Linux does not know any more. Of a cgroup these are packets to which "socket cgroupv2" applies. They are received
+// when it is known which socket they are for, also those whose destination the node changes.
 func (r *ruleset) addOptionFilter(cfg OptionFilterConfig, g *Cgroup) {
 	var peers, never [2]*nftables.Set
 	for i, is4 := range bothFamilies {
@@ -221,22 +225,27 @@ func (r *ruleset) addOptionFilter(cfg OptionFilterConfig, g *Cgroup) {
 		never[i] = r.set(n, elems)
 	}
 	erase := r.chain(nftables.Chain{Name: chainErase})
-	r.rule(erase, eraseOption())
-	received := nftables.ChainHookPrerouting
-	if g != nil {
-		received = nftables.ChainHookInput
+	r.eraseOption(erase)
+	base := func(name string, hook *nftables.ChainHook) *nftables.Chain {
+		return r.chain(nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityMangle})
 	}
+	in := nftables.ChainHookPrerouting
+	if g != nil {
+		in = nftables.ChainHookInput
+	}
+	sent, received := base(chainSent, nftables.ChainHookOutput), base(chainReceived, in)
 	for _, d := range []struct {
-		name string
-		hook *nftables.ChainHook
-		load func(is4 bool) []expr.Any
+		from  *nftables.Chain
+		flags byte
+		name  string
+		load  func(is4 bool) []expr.Any
 	}{
-		{chainSent, nftables.ChainHookOutput, loadDestination},
-		{chainReceived, received, loadClient},
+		{sent, tcpSYN, chainSent + "-option", loadDestination},
+		{received, tcpSYN, chainReceived + "-option", loadClient},
+		{received, tcpSYN | tcpACK, chainAnswered + "-option", loadServer},
 	} {
-		c := r.chain(nftables.Chain{Name: d.name, Type: nftables.ChainTypeFilter, Hooknum: d.hook, Priority: nftables.ChainPriorityMangle})
-		to := r.chain(nftables.Chain{Name: d.name + "-option"})
-		r.rule(c, tcpHeader(), synOnly(), smcOption(), socketOf(g), goTo(to))
+		to := r.chain(nftables.Chain{Name: d.name})
+		r.rule(d.from, tcpHeader(), tcpFlags(d.flags), anyOption(), socketOf(g), goTo(to))
 		for i, is4 := range bothFamilies {
 			r.rule(to, d.load(is4), lookup(reg32Base, never[i], false), goTo(erase))
 			r.rule(to, d.load(is4), lookup(reg32Base, peers[i], false), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})
@@ -265,12 +274,47 @@ func loadClient(is4 bool) []expr.Any {
 	return append(loadSource(is4), loadPort(reg32Base+words)...)
 }
 
-// eraseOption is "counter tcp option @254,16,32 set 0": the identifier of RFC 7609 appendix A.1 becomes one
-// of nobody's, and whoever reads the option passes over it.
-func eraseOption() []expr.Any {
+// loadServer is "ip saddr . tcp sport", or ip6, into reg32Base: who answers, and from where.
+func loadServer(is4 bool) []expr.Any {
+	words := uint32(4)
+	if is4 {
+		words = 1
+	}
+	return append(loadSource(is4), &expr.Payload{DestRegister: reg32Base + words, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2})
+}
+
+// anyOption is "tcp option 254 exists": some option of the kind, which need not be that of SMC-R, nor the only one.
+func anyOption() []expr.Any {
 	return []expr.Any{
-		&expr.Counter{},
-		&expr.Immediate{Register: regA, Data: make([]byte, 4)},
-		&expr.Exthdr{SourceRegister: regA, Op: expr.ExthdrOpTcpopt, Type: smcOptionKind, Offset: 2, Len: 4},
+		&expr.Exthdr{DestRegister: regA, Op: expr.ExthdrOpTcpopt, Type: smcOptionKind, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: []byte{1}},
+	}
+}
+
+// Where the identifier of an option may be in a TCP header: behind kind and length of an option that begins
+// behind the fixed part or later.
+const (
+	firstOptionID = 20 + 2
+	lastOptionID  = 60 - 4
+)
+
+// eraseOption is, for each place where it may be, "@th,OFFSET,32 0xe2d4c3d9 counter @th,EVEN,16 set 0": the identifier of
+// RFC 7609 appendix A.1 becomes one of nobody's, and whoever reads the option passes over it. TCP looks at all options, and
+// "tcp option 254" of nftables at the first one of the kind only, behind which a peer could hide another one.
+func (r *ruleset) eraseOption(erase *nftables.Chain) {
+	for at := uint32(firstOptionID); at <= lastOptionID; at++ {
+		words := (at + 4 + 3) / 4 // of the header, if the identifier is in it and not behind
+		r.rule(erase, []expr.Any{
+			&expr.Payload{DestRegister: regA, Base: expr.PayloadBaseTransportHeader, Offset: at, Len: 4},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: binary.BigEndian.AppendUint32(nil, smcOptionID)},
+			&expr.Payload{DestRegister: regA, Base: expr.PayloadBaseTransportHeader, Offset: 12, Len: 1},
+			&expr.Cmp{Op: expr.CmpOpGte, Register: regA, Data: []byte{byte(words) << 4}},
+			&expr.Counter{},
+			&expr.Immediate{Register: regA, Data: make([]byte, 2)},
+			&expr.Payload{ // of the identifier as much as the checksum counts together
+				OperationType: expr.PayloadWrite, SourceRegister: regA, Base: expr.PayloadBaseTransportHeader, Offset: at + at%2, Len: 2,
+				CsumType: expr.CsumTypeInet, CsumOffset: 16,
+			},
+		})
 	}
 }

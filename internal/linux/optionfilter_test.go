@@ -120,6 +120,67 @@ func TestFilterOption(t *testing.T) {
 	}
 }
 
+// TestAttack_hiddenOption: TCP looks at all options of a handshake, and the answer of a server counts whatever was asked. So a
+// peer that is not selected can neither hide its option behind another one of the kind, nor answer with it unasked.
+func TestAttack_hiddenOption(t *testing.T) {
+	testenv.Need(t, testenv.BPF)
+	pod, peer, wire := newWiredPair(t)
+	option, err := synopt.Open(synopt.Config{Mark: uint32(os.Getpid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mustDo(t, option.Close()) })
+	o := &offering{option, pod, peer}
+	wire.option.Store(true)
+	// offered connects, and tells whether the pod's side has seen the option.
+	offered := func(t *testing.T, f ipFamily, answer bool) bool {
+		t.Helper()
+		wire.answer.Store(answer)
+		if answer {
+			at := netip.AddrPortFrom(f.peer, 80)
+			ln := listen(t, peer, nil, at.Addr(), at.Port())
+			defer func() { _ = ln.Close() }()
+			client := o.dial(t, pod, at)
+			exchange(t, client, mustAccept(t, ln))
+			got, err := option.PeerOffered(client)
+			mustDo(t, err)
+			return got
+		}
+		ln := listen(t, pod, option.ControlListen, f.pod, 80)
+		defer func() { _ = ln.Close() }()
+		client, err := DialInNS(t.Context(), peer, nil, netip.Addr{}, netip.AddrPortFrom(f.pod, 80))
+		mustDo(t, err)
+		t.Cleanup(func() { _ = client.Close() })
+		server := mustAccept(t, ln)
+		exchange(t, client, server)
+		got, err := option.SYNOffered(server)
+		mustDo(t, err)
+		return got
+	}
+	for _, f := range families {
+		for _, way := range []struct{ hidden, answer bool }{{false, false}, {true, false}, {false, true}} {
+			wire.hidden.Store(way.hidden)
+			for what, tt := range map[string]struct {
+				cfg  *OptionFilterConfig
+				want bool
+			}{
+				"no filter":    {nil, true},
+				"not selected": {&OptionFilterConfig{}, false},
+				"selected":     {&OptionFilterConfig{Peers: []OutboundRule{{Prefix: f.all(), Ports: []PortRange{{80, 80}}}}}, true},
+				"never":        {&OptionFilterConfig{Peers: []OutboundRule{{Prefix: f.all()}}, Never: []netip.Addr{f.peer}}, false},
+			} {
+				mustDo(t, SweepOptionFilter(In(pod)))
+				if tt.cfg != nil {
+					mustDo(t, FilterOption(In(pod), *tt.cfg))
+				}
+				if got := offered(t, f, way.answer); got != tt.want {
+					t.Errorf("%s, hidden %t, in the answer %t, %s: the pod sees the option: %t", f.name, way.hidden, way.answer, what, got)
+				}
+			}
+		}
+	}
+}
+
 // The largest table fits into one transaction.
 func TestFilterOption_largest(t *testing.T) {
 	ns := newNS(t)

@@ -19,6 +19,8 @@ import (
 // a peer with SMC-R as the network shows it, without eBPF.
 type optionWire struct {
 	option atomic.Bool
+	hidden atomic.Bool // the option stands behind another one of its kind
+	answer atomic.Bool // it is put into SYN-ACKs, and not into SYNs
 	forged atomic.Bool // SYN-ACKs are lost: nobody is where the SYNs say that they come from
 }
 
@@ -125,9 +127,16 @@ func (w *optionWire) rewrite(frame []byte) []byte {
 	if w.forged.Load() && ip[ipSize:][13]&0x12 == 0x12 {
 		return nil
 	}
-	if tcp := ip[ipSize:]; w.option.Load() && tcp[13]&0x12 == 0x02 {
+	flags := byte(tcpSYN)
+	if w.answer.Load() {
+		flags |= tcpACK
+	}
+	if tcp := ip[ipSize:]; w.option.Load() && tcp[13]&(tcpSYN|tcpACK) == flags {
 		size := int(tcp[12]>>4) * 4
 		option := []byte{smcOptionKind, 6, 0xE2, 0xD4, 0xC3, 0xD9, 1, 1}
+		if w.hidden.Load() {
+			option = append([]byte{smcOptionKind, 5, 1, 2, 3, 1, 1}, append(option, 1)...) // at an odd place
+		}
 		grown := append(append(append([]byte{}, frame[:ethernet+ipSize+size]...), option...), tcp[size:]...)
 		frame, ip = grown, grown[ethernet:]
 		ip[ipSize+12] += byte(len(option)/4) << 4
