@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/libcni"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
@@ -33,7 +35,7 @@ dir=$(dirname "$0")
 echo "$in" > "$dir/in.$CNI_COMMAND"
 echo "$CNI_ARGS" > "$dir/args.$CNI_COMMAND"
 echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME $(echo "$in" | sed -n 's/.*"pool":"\([a-z]*\)".*/\1/p')" >> "$dir/calls"
-[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.2.2/24","gateway":"10.97.2.1"}],"routes":[{"dst":"10.50.0.0/16"}]}'
+[ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.1.0","ips":[{"address":"10.97.2.2/24","gateway":"10.97.2.1"}],"routes":[{"dst":"10.50.0.0/16"},{"dst":"0.0.0.0/0"}]}'
 if [ "$CNI_COMMAND" = DEL ] && [ -e "$dir/away" ]; then echo '{"cniVersion":"1.1.0","code":11,"msg":"no way to the pool"}'; exit 1; fi
 `
 
@@ -285,11 +287,51 @@ func TestClaimed_names(t *testing.T) {
 	}))
 	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
 	var got []string
-	for _, r := range p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", Pod: records.Pod{UID: "u1"}}) {
+	for _, r := range p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{UID: "u1"}}) {
 		got = append(got, r.device+" "+r.ifName)
 	}
 	if diff := cmp.Diff([]string{"a smcr1", "b smcr0", "c smcr2", "d smcr4", "e smcr3"}, got); diff != "" {
 		t.Errorf("interfaces (-want +got):\n%s", diff)
+	}
+}
+
+// TestClaimed_first: claimed devices belong to the pod's first attachment, also if Multus calls the plugins of another one before.
+func TestClaimed_first(t *testing.T) {
+	needWiring(t)
+	n, run, ipamDir, relist := claimNode(t, "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+	pod := newNS(t)
+	first, second := runtimeConf("c1", pod), runtimeConf("c1", pod)
+	second.IfName = "net1"
+	relist("")
+	n.add(t, second)
+	relist(`,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+	n.add(t, first)
+	got, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
+	must(t, err)
+	if string(got) != "ADD c1 smcr0 blue\n" {
+		t.Errorf("calls of the IPAM plugin %q", got)
+	}
+	for _, rt := range []*libcni.RuntimeConf{first, second} {
+		n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+	}
+	run.host.home(t)
+}
+
+// TestWire_defaultRoute: the default route that an IPAM plugin gives to everybody takes nothing from the pod's own.
+func TestWire_defaultRoute(t *testing.T) {
+	table := 7
+	_, all4, _ := net.ParseCIDR("0.0.0.0/0")
+	_, all6, _ := net.ParseCIDR("::/0")
+	_, some, _ := net.ParseCIDR("10.50.0.0/16")
+	res := &types100.Result{Routes: []*types.Route{{Dst: *all4}, {Dst: *some}, {Dst: *all6}, {Dst: *all4, Priority: 900}, {Dst: *all4, Table: &table}}}
+	var said strings.Builder
+	w := wiring{p: Plugin{Stderr: &said}, args: &skel.CmdArgs{IfName: "eth0"}}
+	w.dropDefaults("smcr0", res)
+	if len(res.Routes) != 3 || res.Routes[0].Dst.String() != "10.50.0.0/16" {
+		t.Errorf("routes that are left: %v", res.Routes)
+	}
+	if strings.Count(said.String(), "smcr0 is left out") != 2 {
+		t.Errorf("said %q", said.String())
 	}
 }
 

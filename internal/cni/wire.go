@@ -63,12 +63,15 @@ func (p Plugin) addWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	return p.wire(c, a, args, ifRequest{device: id, ifName: args.IfName, settings: c.settings(), mode: c.mode()})
 }
 
-// claimed are the devices that the pod claimed. They become further interfaces beside the
-// one that ADD was called for. Left out are devices that pods share, which get no interface,
-// and devices that another attachment of the pod has.
+// podInterface is the interface of a pod's first attachment, as Kubernetes' runtimes call it.
+const podInterface = "eth0"
+
+// claimed are the devices that the pod claimed. They become further interfaces beside that of the pod's
+// first attachment, with the addresses of that network, although Multus calls the plugins of others before. Left out are devices
+// that pods share, which get no interface, and devices that another attachment of the pod has.
 func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
-	if a.Pod.UID == "" {
-		return nil // outside Kubernetes
+	if a.Pod.UID == "" || a.IfName != podInterface {
+		return nil // outside Kubernetes, or a further network of the pod
 	}
 	devices, err := claims.NewStore(c.DataDir).OfPod(a.Pod.UID)
 	if err != nil { // some records could not be read; they may be of other pods
@@ -180,6 +183,9 @@ func (w *wiring) one(ctx context.Context, one ifRequest) error {
 		return err
 	}
 	vf.Step("addresses allocated")
+	if one.ifName != w.args.IfName {
+		w.dropDefaults(one.ifName, res)
+	}
 	if err := w.setIPs(ctx, one.ifName, res); err != nil {
 		return err
 	}
@@ -189,6 +195,19 @@ func (w *wiring) one(ctx context.Context, one ifRequest) error {
 	}
 	w.record(one, wired, res)
 	return nil
+}
+
+// dropDefaults takes the default routes out of what the IPAM plugin gave to the interface of a claim: as a DHCP server gives one to
+// everybody, and it would take the place of the pod's own. One of a table or priority of its own takes nothing's place.
+func (w *wiring) dropDefaults(ifName string, res *types100.Result) {
+	res.Routes = slices.DeleteFunc(res.Routes, func(r *types.Route) bool {
+		bits, _ := r.Dst.Mask.Size()
+		takes := bits == 0 && r.Table == nil && r.Priority == 0
+		if takes {
+			w.p.tell("the IPAM plugin's default route for %s is left out: the pod has its own by %s", ifName, w.args.IfName)
+		}
+		return takes
+	})
 }
 
 // allocate starts to ask the IPAM plugin for addresses, and returns a function that waits
