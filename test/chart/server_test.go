@@ -84,6 +84,7 @@ func TestNotes(t *testing.T) {
 		{"peers", []string{"--set", "agent.wire.peers={192.0.2.0/24,2001:db8::/32}"}},
 		{"claims", []string{"--set", "dra.enabled=true"}},
 		{"ipam", []string{"--set", "dra.enabled=true,dra.ipam.type=host-local,dra.ipam.subnet=192.0.2.0/24"}},
+		{"whereabouts", []string{"--set", "dra.enabled=true,dra.ipam.type=whereabouts,dra.ipam.range=192.0.2.0/24"}},
 		{"wire", []string{"--set", "agent.wire.peers={192.0.2.0/24},agent.wire.interfaces={cilium_wg0}"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
