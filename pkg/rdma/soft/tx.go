@@ -180,7 +180,7 @@ func (d *Device) send(b *batch) bool {
 			b.sent = b.made
 		default:
 			// No route, a neighbour that does not answer, a packet above the
-			// path's MTU: as if it was lost on the way.
+			// interface's MTU: as if it was lost on the way.
 			d.stats.txErrors.Add(1)
 			b.sent++
 		}

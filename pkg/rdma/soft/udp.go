@@ -234,10 +234,13 @@ func (w *udpWire) SourcePort(flow uint8) uint16 { return w.outs[flow%flows].port
 
 // options sets up a socket. Packets are never fragmented: with DF an
 // unconnected socket also sends the identification 0 that the ICRC expects.
+// As with an RNIC, the interface's MTU is the limit, not that of the route: the
+// kernel lowers the latter for any ICMP message, which may be forged, and the path
+// MTU of a queue pair stays what it is.
 func (w *udpWire) options(fd int, cfg Config) error {
-	level, opt, val := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO
+	level, opt, val := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE
 	if w.v6 {
-		level, opt, val = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO
+		level, opt, val = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE
 	}
 	if err := unix.SetsockoptInt(fd, level, opt, val); err != nil {
 		return fmt.Errorf("forbid fragmentation: %w", err)

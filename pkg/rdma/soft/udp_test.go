@@ -195,7 +195,7 @@ func TestUDPWire_noFragments(t *testing.T) {
 		if cerr := o.raw.Control(func(fd uintptr) { mode, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER) }); cerr != nil || err != nil {
 			t.Fatal(cerr, err)
 		}
-		if mode != unix.IP_PMTUDISC_DO {
+		if mode != unix.IP_PMTUDISC_PROBE {
 			t.Errorf("socket %d has mode %d", i, mode)
 		}
 		if o.port == 0 || o.port == loopPort || i > 0 && o.port == w.outs[0].port {

@@ -268,6 +268,30 @@ func TestWire(t *testing.T) {
 	}
 }
 
+// TestDevice_ignoresRouteMTU: a router, or somebody who forged its message, says that packets are too large, for which
+// the kernel keeps a smaller MTU with the route. Like an RNIC, a device goes by the interface.
+func TestDevice_ignoresRouteMTU(t *testing.T) {
+	v := newVethPair(t, 9000)
+	run(t, "ip", "-n", v.a, "route", "replace", "10.91.0.0/24", "dev", "v0", "mtu", "600")
+	run(t, "ip", "-n", v.a, "-6", "route", "add", v.b6.String(), "dev", "v0", "mtu", "1280")
+	for name, at := range map[string][2]netip.Addr{"IPv4": {v.a4, v.b4}, "IPv6": {v.a6, v.b6}} {
+		for sends, plain := range map[string]bool{"segments": false, "single packets": true} {
+			t.Run(name+" "+sends, func(t *testing.T) {
+				a := active(t, v.a, soft.Config{Addr: at[0], NoSegmentation: plain})
+				b := active(t, v.b, soft.Config{Addr: at[1], NoSegmentation: plain})
+				x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
+				for i, n := range []int{4096, 300_000} {
+					x.Send(t, x.Write(uint64(i), y, 0, n))
+					rdmatest.AwaitOne(t, x.SendCQ, uint64(i), rdma.StatusSuccess)
+				}
+				if s := a.Stats(); s.TxErrors != 0 {
+					t.Errorf("%+v", s)
+				}
+			})
+		}
+	}
+}
+
 // dissect has tshark look at frames.
 func dissect(t *testing.T, frames [][]byte) {
 	t.Helper()
