@@ -258,8 +258,8 @@ type Device struct {
 	// Interface is the network interface that SoftAddress is the address of, if the file
 	// names one.
 	Interface string
-	// SoftMTU is the path MTU of a software device in bytes; 0 means the largest that
-	// fits the interface.
+	// SoftMTU is the path MTU of a software device in bytes, at most; 0 means the largest
+	// that fits the interface.
 	SoftMTU int
 	// RDMA is the name of an RDMA device of the kernel, and Port the number of
 	// its port; 0: the only one, or the first active one.

@@ -23,7 +23,8 @@ type Config struct {
 	Addr netip.Addr
 	// Port is the UDP port of this device and of its peers; 0: 4791.
 	Port uint16
-	// MTU is the active path MTU; 0: the largest that fits the interface.
+	// MTU is the active path MTU, unless the interface allows a smaller one only; 0: the
+	// largest that fits the interface.
 	MTU rdma.MTU
 	// Wire carries the datagrams; nil: a UDP socket in the network namespace
 	// of the calling thread. The device closes it.

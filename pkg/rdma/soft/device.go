@@ -125,12 +125,12 @@ func attributes() rdma.DeviceAttr {
 // Port implements [rdma.Device].
 func (d *Device) Port() rdma.PortAttr {
 	l := d.link.Load()
-	a := rdma.PortAttr{State: rdma.PortDown, MaxMTU: rdma.MTU4096, ActiveMTU: d.cfg.MTU}
+	a := rdma.PortAttr{State: rdma.PortDown, MaxMTU: rdma.MTU4096, ActiveMTU: pathMTU(l.MTUBytes)}
 	if l.Up {
 		a.State = rdma.PortActive
 	}
-	if a.ActiveMTU == 0 {
-		a.ActiveMTU = pathMTU(l.MTUBytes)
+	if d.cfg.MTU != 0 {
+		a.ActiveMTU = min(a.ActiveMTU, d.cfg.MTU)
 	}
 	return a
 }

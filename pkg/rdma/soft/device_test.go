@@ -19,6 +19,27 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
+// The path MTU is what is configured, unless its packets do not fit the interface.
+func TestDevice_Port_mtu(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		cfg       rdma.MTU
+		linkBytes int
+		want      rdma.MTU
+	}{
+		{"none", 0, 1500, rdma.MTU1024},
+		{"smaller", rdma.MTU512, 1500, rdma.MTU512},
+		{"too large", rdma.MTU4096, 1500, rdma.MTU1024},
+		{"large", rdma.MTU4096, 9000, rdma.MTU4096},
+	} {
+		d := &Device{cfg: Config{MTU: c.cfg}}
+		d.link.Store(&LinkState{Up: true, MTUBytes: c.linkBytes})
+		if got := d.Port().ActiveMTU; got != c.want {
+			t.Errorf("%s: path MTU %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 // Queue pair numbers tell two devices that share an address apart; the other bits are random.
 func TestDevice_drawQPN(t *testing.T) {
 	for _, c := range []struct {
