@@ -228,7 +228,7 @@ func (c *deviceContext) doShut() error {
 	}
 	_ = c.async.close()
 	c.wg.Wait()
-	if err := ibvClose(c.handle); err != nil {
+	if err := c.closeHandle(); err != nil {
 		keep(fmt.Errorf("close context of %q: %w", c.dev.name, verbError(err)))
 	}
 	c.dev.mu.Lock()
@@ -236,6 +236,23 @@ func (c *deviceContext) doShut() error {
 	c.dev.mu.Unlock()
 	c.events.Close()
 	return first
+}
+
+// closeHandle closes the context of libibverbs. The regions that could not be deregistered go with
+// it: the kernel ends them, and libibverbs would look for the context in its freed memory.
+func (c *deviceContext) closeHandle() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err := c.dev.before("close")
+	if err == nil {
+		err = ibvClose(c.handle)
+	}
+	for p := range c.pds {
+		for m := range p.mrs {
+			m.handle = nil
+		}
+	}
+	return err
 }
 
 // pd is a protection domain. Its sets are guarded by the context's lock.

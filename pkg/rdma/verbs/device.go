@@ -428,7 +428,7 @@ func (d *Device) tell(kind rdma.EventKind) {
 	}
 }
 
-// before is called ahead of the calls of libibverbs that take resources.
+// before is called ahead of the calls of libibverbs that take resources, and of some that give them back.
 func (d *Device) before(call string) error {
 	if f := d.fault.Load(); f != nil {
 		return (*f)(call)

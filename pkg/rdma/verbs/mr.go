@@ -113,7 +113,11 @@ func (m *mr) deregister() error {
 	if m.handle == nil {
 		return nil
 	}
-	if err := ibvDeregMR(m.handle); err != nil && !isGone(err) {
+	err := m.pd.ctx.dev.before("dereg_mr")
+	if err == nil {
+		err = ibvDeregMR(m.handle)
+	}
+	if err != nil && !isGone(err) {
 		return fmt.Errorf("deregister memory region: %w", verbError(err))
 	}
 	m.handle = nil
