@@ -11,6 +11,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/provider"
@@ -156,12 +157,25 @@ func (c *deviceContext) ResolvePath(p rdma.Path) error {
 	defer c.wg.Done()
 	err := c.dev.checkPath(&p)
 	if err == nil {
-		err = pathError(p.DGID, ibvResolve(c.handle, c.dev.port, &p))
+		err = pathError(p.DGID, c.resolve(&p))
 	}
 	if err != nil {
 		return fmt.Errorf("resolve path to %v with %s: %w", p.DGID.Addr(), c.dev.name, err)
 	}
 	return nil
+}
+
+// resolve has an address handle made, for which the kernel asks for the MAC address. Some devices, or their
+// provider libraries, make none: with these the transition to RTR asks.
+func (c *deviceContext) resolve(p *rdma.Path) error {
+	err := c.dev.before("create_ah")
+	if err == nil {
+		err = ibvResolve(c.handle, c.dev.port, p)
+	}
+	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
+		return nil
+	}
+	return err
 }
 
 // Close implements [rdma.Context]. It must not be called by OnNotify's function.
