@@ -116,6 +116,9 @@ func (d *Device) setUp(cfg Config) error {
 	if d.limits, err = ibvQueryDevice(d.handle); err != nil {
 		return fmt.Errorf("query device: %w", verbError(err))
 	}
+	if err := d.limits.enough(); err != nil {
+		return err
+	}
 	if d.port, err = d.choosePort(cfg.Port); err != nil {
 		return err
 	}
@@ -156,6 +159,14 @@ func (d *Device) setUp(cfg Config) error {
 	}
 	d.async, err = newWaiter(ibvAsyncFD(d.handle), d.name)
 	return err
+}
+
+// enough refuses a device that would refuse every queue pair: [pd.CreateQP] asks for receives of recvSGE pieces.
+func (l deviceLimits) enough() error {
+	if l.sge < recvSGE {
+		return fmt.Errorf("its work requests have at most %d SGE, receives need %d: %w", l.sge, recvSGE, rdma.ErrNotSupported)
+	}
+	return nil
 }
 
 func nodePath(c ibvContext) string { return "/sys/class/infiniband_verbs/" + ibvNode(c) }

@@ -68,6 +68,9 @@ func (w *IWARP) setUp() error {
 	if d.limits, err = ibvQueryDevice(d.handle); err != nil {
 		return fmt.Errorf("query device: %w", verbError(err))
 	}
+	if err := d.limits.enough(); err != nil {
+		return err
+	}
 	d.port, d.siw = 1, d.driver() == "siw"
 	d.gid = rdma.GIDEntry{GID: rdma.GIDFromAddr(w.addr), Type: rdma.GIDTypeIWARP}
 	n, err := d.query()
