@@ -23,7 +23,8 @@ type Device struct {
 	port   uint8
 	attr   rdma.DeviceAttr
 	limits deviceLimits
-	gid    rdma.GIDEntry // that was chosen; Index as of Open
+	gid    rdma.GIDEntry // that was chosen; Index as of Open. Owned by watch while it runs
+	link   int           // index of the GID's network interface; 0: not known
 	why    string
 	inline int
 	soft   bool        // it is the kernel's soft RoCE
@@ -50,8 +51,9 @@ type Device struct {
 // portNow is the port's state with its GID table, the chosen GID first. A port
 // without that GID is down: no packet gets out of it.
 type portNow struct {
-	attr rdma.PortAttr
-	gids []rdma.GIDEntry
+	attr  rdma.PortAttr
+	gids  []rdma.GIDEntry
+	links map[string]int // indexes of the network interfaces of gids, by name
 }
 
 var _ rdma.Device = (*Device)(nil)
@@ -129,6 +131,7 @@ func (d *Device) setUp(cfg Config) error {
 	if d.gid, d.why, err = ChooseGID(n.gids, cfg.want()); err != nil {
 		return fmt.Errorf("port %d: %w", d.port, err)
 	}
+	d.link = n.links[d.gid.NetDev]
 	d.store(n)
 	d.inline = d.probeInline()
 	d.attr = rdma.DeviceAttr{
@@ -241,11 +244,25 @@ func (d *Device) query() (*portNow, error) {
 	if err := describeRows(gids, interfaces, d.lookUp); err != nil {
 		return nil, fmt.Errorf("port %d: %w", d.port, err)
 	}
-	return &portNow{attr: p.attr, gids: gids}, nil
+	links := make(map[string]int)
+	for i, g := range gids {
+		if g.NetDev != "" {
+			links[g.NetDev] = interfaces[i]
+		}
+	}
+	return &portNow{attr: p.attr, gids: gids, links: links}, nil
 }
 
 // store makes n what Port and GIDs answer.
 func (d *Device) store(n *portNow) {
+	for name, index := range n.links {
+		if index == d.link { // the interface may have another name than before
+			d.gid.NetDev = name
+		}
+	}
+	if index, ok := n.links[d.gid.NetDev]; ok { // or have been made again
+		d.link = index
+	}
 	// The chosen GID first, then that of its address with another type.
 	slices.SortStableFunc(n.gids, func(a, b rdma.GIDEntry) int { return cmp.Compare(d.rank(b), d.rank(a)) })
 	if len(n.gids) == 0 || d.rank(n.gids[0]) < isChosen {

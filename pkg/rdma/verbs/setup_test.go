@@ -6,6 +6,7 @@ package verbs
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,6 +19,40 @@ func TestDeviceLimits_enough(t *testing.T) {
 		err := deviceLimits{sge: sge}.enough()
 		if want == "" && err != nil || want != "" && (!errors.Is(err, rdma.ErrNotSupported) || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%d SGE: %v, want %q", sge, err, want)
+		}
+	}
+}
+
+// The port is up while it has the GID that was chosen, of the interface that it was chosen for, whatever name that has.
+func TestDevice_store(t *testing.T) {
+	named := func(name, addr string) rdma.GIDEntry {
+		g := row(3, rdma.GIDTypeRoCEv2, addr)
+		g.NetDev = name
+		return g
+	}
+	const local, other = "fe80::1", "fe80::2"
+	for _, c := range []struct {
+		name  string
+		gids  []rdma.GIDEntry
+		links map[string]int
+		want  rdma.PortState
+	}{
+		{"as before", []rdma.GIDEntry{named("eth0", local)}, map[string]int{"eth0": 7}, rdma.PortActive},
+		{"renamed", []rdma.GIDEntry{named("ens1", local)}, map[string]int{"ens1": 7}, rdma.PortActive},
+		{"renamed, and its VLAN has the GID", []rdma.GIDEntry{named("ens1.5", local), named("ens1", local)}, map[string]int{"ens1": 7, "ens1.5": 9}, rdma.PortActive},
+		{"only its VLAN has the GID", []rdma.GIDEntry{named("eth0.5", local)}, map[string]int{"eth0.5": 9}, rdma.PortDown},
+		{"another one has its name", []rdma.GIDEntry{named("eth0", local), named("ens1", other)}, map[string]int{"eth0": 9, "ens1": 7}, rdma.PortDown},
+		{"made again", []rdma.GIDEntry{named("eth0", local)}, map[string]int{"eth0": 12}, rdma.PortActive},
+		{"in another namespace", []rdma.GIDEntry{named("", local)}, map[string]int{}, rdma.PortDown},
+		{"without the GID", []rdma.GIDEntry{named("ens1", other)}, map[string]int{"ens1": 7}, rdma.PortDown},
+	} {
+		d := &Device{gid: named("eth0", local), link: 7}
+		for range 2 {
+			d.store(&portNow{attr: rdma.PortAttr{State: rdma.PortActive}, gids: slices.Clone(c.gids), links: c.links})
+			first := d.GIDs()[0]
+			if up := first.GID == d.gid.GID && d.link != 0 && c.links[first.NetDev] == d.link; d.Port().State != c.want || up != (c.want == rdma.PortActive) {
+				t.Errorf("%s: %v, and first of the table %v of %q", c.name, d.Port().State, first.GID.Addr(), first.NetDev)
+			}
 		}
 	}
 }
