@@ -183,7 +183,7 @@ func TestParse_errors(t *testing.T) {
 		{"bad port of an RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 256}}]\n", []string{"node.devices[0].rdma.port: \"256\", want a number from 1 to 255"}},
 		{"bad GID address", "node:\n  name: n\n  devices: [{rdma: {name: x, address: eth7}}]\n", []string{"node.devices[0].rdma.address: \"eth7\", want an address of the device's"}},
 		{"bad GID type", "node:\n  name: n\n  devices: [{rdma: {name: x, gidType: v2}}]\n", []string{"node.devices[0].rdma.gidType: \"v2\", want one of auto, RoCEv2, RoCEv1"}},
-		{"two ports of one RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 1}}, {rdma: {name: x, port: 2}}]\n", []string{"node.devices[1]: x is given twice"}},
+		{"two ports of one RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 1}}, {rdma: {name: x, port: 2}}]\n", []string{"node.devices[1]: x is given already, with another port of it"}},
 		{"kinds", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}, {rdma: mlx5_0}]\n", []string{"t:3:43: node.devices[1]: mlx5_0 is of another kind than 192.0.2.1"}},
 		{"second device", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {Address: 192.0.2.2}\n", []string{"t:5:11: node.devices[1].soft.address: \"\"", "t:5:12: node.devices[1].soft.Address: unknown field (did you mean address?)"}},
 		{"sizes", minimal + "  rmbe: 100KiB\n  sendBuffer: 1PB\n", []string{

@@ -474,6 +474,8 @@ func (d *decoder) devices(f field) []Device {
 		}
 		i := slices.IndexFunc(out, func(o Device) bool { return o.String() == dev.String() })
 		switch {
+		case i >= 0 && out[i].Port != dev.Port:
+			d.errorf(item, "%v is given already, with another port of it: one port of a device can be used", dev)
 		case i >= 0:
 			d.errorf(item, "%v is given twice", dev)
 		case len(out) > 0 && out[0].Soft() != dev.Soft():
