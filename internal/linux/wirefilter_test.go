@@ -345,6 +345,43 @@ func TestAttack_foreignPackets(t *testing.T) {
 	}
 }
 
+// TestAttack_localUserByService: nor does another user by a Service that rewrites the destination of what this
+// machine sends, its port too, as kube-proxy does.
+func TestAttack_localUserByService(t *testing.T) {
+	for _, f := range wireFamilies() {
+		for name, to := range map[string]netip.Addr{"another node": f.other, "its own node": f.node} {
+			t.Run(f.name+"/"+name, func(t *testing.T) {
+				w := newWireNet(t)
+				w.route(t, w.node, netip.PrefixFrom(f.service, f.service.BitLen()), f.other)
+				const service = "table inet services { chain out { type nat hook output priority -100; ip daddr %s udp dport 53 dnat ip to %s:4791; }; }"
+				rules := fmt.Sprintf(service, f.service, to)
+				if f.service.Is6() {
+					rules = strings.NewReplacer("ip daddr", "ip6 daddr", "dnat ip to", "dnat ip6 to", to.String(), "["+to.String()+"]").Replace(rules)
+				}
+				nft(t, w.node, rules)
+				filter := w.filter(t, w.config())
+				where := w.outside
+				if to == f.node {
+					where = w.node
+				}
+				r := w.receive(t, where, netip.AddrPortFrom(to, rocePort))
+				w.asUser(t, 65534, f.node, netip.AddrPortFrom(f.service, 53), 48)
+				drops, arrived := WireDrops{}, 0
+				waitFor(t, "the packet to arrive or to be counted", func() bool {
+					var err error
+					drops, err = filter.Drops()
+					mustDo(t, err)
+					arrived += r.got(t, 48)
+					return arrived > 0 || drops != WireDrops{}
+				})
+				if want := (WireDrops{WireLocalUser: 1}); drops != want || arrived > 0 {
+					t.Errorf("%d arrived, dropped %v, want %v", arrived, drops, want)
+				}
+			})
+		}
+	}
+}
+
 // TestAttack_localUser: only the agent's user sends to devices from this machine.
 func TestAttack_localUser(t *testing.T) {
 	w := newWireNet(t)

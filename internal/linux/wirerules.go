@@ -130,7 +130,8 @@ const (
 	chainThrough    = "through" // and 4 or 6
 	chainOutput     = "output"
 	chainOutgoing   = "outgoing"
-	chainSender     = "sender"
+	chainLocal      = "local"
+	chainLocalUser  = "local-user"
 )
 
 const (
@@ -166,22 +167,23 @@ type wireChain struct {
 //	                  loopback
 //	forward           packets to a node's or peer's device are accepted by the same
 //	                  test; others are of pods
-//	output, raw       packets to any of the devices are accepted from the agent's user
+//	output, raw       packets to any of the devices are not tracked
+//	output            packets to any of the devices are accepted from the agent's user
 //	                  and from the kernel
 //
 // All that grows with the configuration is in sets. A good packet costs three lookups in
-// input: by its destination, source and interface. Input comes after everything that
-// rewrites destinations, so that a Service or hostPort cannot get around it. routes says
-// that the kernel can look up the route back to a source.
+// input: by its destination, source and interface. What drops comes after everything that
+// rewrites destinations and ports, so that a Service or hostPort cannot get around the
+// table. routes says that the kernel can look up the route back to a source.
 func renderWire(cfg WireConfig, routes bool) wireRules {
 	var w wireRules
 	own, nodes, peers := w.addresses(setOwn, maxWireOwn, cfg.Own), w.addresses(setNodes, maxWireNodes, without(cfg.Nodes, cfg.Own)), w.networks(setPeers, cfg.Peers)
 	interfaces := w.interfaces(cfg.Interfaces)
 	families := []bool{true, false}
 
-	base := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, next string) {
+	base := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, next string, only ...expr.Any) {
 		w.chain(nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority},
-			rule(roce(), goToName(next)))
+			rule(roce(), only, goToName(next)))
 	}
 	early := *nftables.ChainPriorityRaw
 	before := *nftables.ChainPriorityFilter - 10 // a firewall's accept or drop comes later
@@ -199,10 +201,8 @@ func renderWire(cfg WireConfig, routes bool) wireRules {
 	}
 	w.chain(nftables.Chain{Name: chainByRoute}, append(byRoute, rule(drop(WireWrongInterface)))...)
 	w.chain(nftables.Chain{Name: chainFromOwn}, rule(overLoopback(), goToName(chainWhole)), rule(drop(WireOwnAddress)))
-	w.chain(nftables.Chain{Name: chainSender},
-		rule(notUser(cfg.UID), drop(WireLocalUser)), rule([]expr.Any{&expr.Notrack{}}))
 
-	var untracked, toOwn, transit, outgoing [][]expr.Any
+	var untracked, toOwn, transit, outgoing, localUser [][]expr.Any
 	for i, is4 := range families {
 		from, through := ofFamily(chainFrom, is4), ofFamily(chainThrough, is4)
 		source := func(s *nftables.Set, next string) []expr.Any {
@@ -218,23 +218,28 @@ func renderWire(cfg WireConfig, routes bool) wireRules {
 		to := func(s *nftables.Set, then []expr.Any) []expr.Any {
 			return rule(family(is4), loadAddress(is4, false), lookup(regA, s, false), then)
 		}
-		untracked = append(untracked, to(own[i], []expr.Any{&expr.Notrack{}}))
+		notrack := []expr.Any{&expr.Notrack{}}
+		untracked = append(untracked, to(own[i], notrack))
 		toOwn = append(toOwn, to(own[i], goToName(from)))
 		for _, s := range []*nftables.Set{nodes[i], peers[i]} {
 			transit = append(transit, to(s, goToName(through)))
-			outgoing = append(outgoing, to(s, goToName(chainSender)))
 		}
-		outgoing = append(outgoing, to(own[i], goToName(chainSender)))
+		for _, s := range []*nftables.Set{nodes[i], peers[i], own[i]} {
+			outgoing = append(outgoing, to(s, notrack))
+			localUser = append(localUser, to(s, drop(WireLocalUser)))
+		}
 	}
 	w.chain(nftables.Chain{Name: chainUntracked}, untracked...)
 	w.chain(nftables.Chain{Name: chainToOwn}, toOwn...)
 	w.chain(nftables.Chain{Name: chainTransit}, transit...)
 	w.chain(nftables.Chain{Name: chainOutgoing}, outgoing...)
+	w.chain(nftables.Chain{Name: chainLocalUser}, localUser...)
 
 	base(chainPrerouting, nftables.ChainHookPrerouting, early, chainUntracked)
 	base(chainInput, nftables.ChainHookInput, before, chainToOwn)
 	base(chainForward, nftables.ChainHookForward, before, chainTransit)
 	base(chainOutput, nftables.ChainHookOutput, early, chainOutgoing)
+	base(chainLocal, nftables.ChainHookOutput, before, chainLocalUser, notUser(cfg.UID)...)
 	return w
 }
 
