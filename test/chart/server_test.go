@@ -214,6 +214,18 @@ func lease(name, node string) *unstructured.Unstructured {
 	return o
 }
 
+// resourceSlice is a slice of devices of ours for a node.
+func resourceSlice(name, node, pool string) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "spec": map[string]any{
+			"driver": v1alpha1.DRADriver, "nodeName": node,
+			"pool": map[string]any{"name": pool, "generation": int64(99), "resourceSliceCount": int64(1)},
+		},
+	}}
+	o.SetName(name)
+	return o
+}
+
 // apply writes an object as the agents do.
 func apply(ctx context.Context, c client.Client, o client.Object) error {
 	return c.Patch(ctx, o, client.Apply, client.FieldOwner(v1alpha1.ManagerAgent), client.ForceOwnership) //nolint:staticcheck // the agents' objects have no generated apply configuration
@@ -286,6 +298,10 @@ func TestAgentsAreConfinedToTheirNode(t *testing.T) {
 			o.SetNamespace("shop")
 			return apply(ctx, a, o)
 		}, `cannot patch resource "leases"`},
+		{"own slice", func() error { return a.Create(ctx, resourceSlice("slice-a", "node-a", "node-a")) }, ""},
+		{"slice of another node", func() error { return a.Create(ctx, resourceSlice("slice-b", "node-b", "node-b")) }, "may write only ResourceSlices of roce.smcr.io for this node, in its pool"},
+		{"slice in the pool of another node", func() error { return a.Create(ctx, resourceSlice("slice-c", "node-a", "node-b")) }, "may write only ResourceSlices of roce.smcr.io for this node, in its pool"},
+		{"deletion of own slice", func() error { return a.Delete(ctx, resourceSlice("slice-a", "node-a", "node-a")) }, ""},
 		{"pod of another node", func() error { return patchPod(ctx, a, theirs, `{"metadata":{"annotations":{"smcr.io/status":"x"}}}`) }, "may write only to pods of this node"},
 		{"other annotation", func() error { return patchPod(ctx, a, mine, `{"metadata":{"annotations":{"smcr.io/enabled":"true"}}}`) }, "only the annotation smcr.io/status"},
 		{"change of an annotation", func() error { return patchPod(ctx, a, mine, `{"metadata":{"annotations":{"a":"c"}}}`) }, "only the annotation smcr.io/status"},
