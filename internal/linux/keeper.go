@@ -94,6 +94,7 @@ type kept struct {
 	socket int
 	list   *os.File
 	marks  []keptMark
+	next   time.Time // not before is the list read again
 }
 
 // keptMark is the number of the last packet that was queued up to a time.
@@ -146,12 +147,19 @@ func KeepQueues(socket *os.File, report func(error)) error {
 				report(err)
 			}
 		}
-		now := time.Now()
-		for _, k := range queues {
-			// After an error the queue stays the agent's, which may serve it: it is looked at again. To drain it would end
-			// the hold of a pod for want of memory for one message.
-			_ = k.release(now)
+		releaseAll(queues, time.Now())
+	}
+}
+
+// releaseAll looks at the queues whose time has come.
+func releaseAll(queues map[uint32]*kept, now time.Time) {
+	for _, k := range queues {
+		if now.Before(k.next) {
+			continue
 		}
+		// After an error the queue stays the agent's, which may serve it: it is looked at again. To drain it would end
+		// the hold of a pod for want of memory for one message.
+		_ = k.release(now)
 	}
 }
 
@@ -201,7 +209,7 @@ func (k *kept) close() {
 //	0.7 s   packets wait, and mark 17 is older than [KeeperPatience] less two intervals:
 //	        all packets up to 17 are let go
 func (k *kept) release(now time.Time) error {
-	waiting, last, err := k.look()
+	waiting, last, err := k.look(now)
 	if err != nil {
 		return err
 	}
@@ -229,9 +237,14 @@ func (k *kept) release(now time.Time) error {
 }
 
 // look reads the line of the queue: its number, who has it, how many wait, ..., and as the
-// eighth the number of the last packet. A pod's programs can bind queues, too, and many.
-func (k *kept) look() (waiting int, last uint32, err error) {
-	return parseQueueList(io.NewSectionReader(k.list, 0, queueListBytes), k.queue)
+// eighth the number of the last packet. A pod's programs can bind queues, too, and many: the more
+// of the list was read, the later is the next look.
+func (k *kept) look(now time.Time) (waiting int, last uint32, err error) {
+	list := io.NewSectionReader(k.list, 0, queueListBytes)
+	waiting, last, err = parseQueueList(list, k.queue)
+	read, _ := list.Seek(0, io.SeekCurrent) // only tells, and cannot fail
+	k.next = now.Add(time.Duration(read/keeperLookBytes) * keeperInterval)
+	return waiting, last, err
 }
 
 // parseQueueList reads no further than the line.

@@ -367,3 +367,64 @@ func TestKeeper_liveAgent(t *testing.T) {
 		}
 	}
 }
+
+// bindMany binds as many queues as that with one socket, all before testQueue in the kernel's list.
+func bindMany(t *testing.T, ns *NetNS, many int) {
+	t.Helper()
+	q := queueOf(t, ns, 0)
+	bucket := func(number uint16) uint16 { return (number>>8 ^ number) & 15 }
+	var b []byte
+	for number := uint16(1); many > 0; number++ {
+		if bucket(number) >= bucket(testQueue) {
+			continue
+		}
+		start := len(b)
+		b = appendQueueHeader(b, queueConfig, number, 0)
+		b = end(appendAttr(b, attrConfigCommand, []byte{commandBind, 0, 0, unix.AF_UNSPEC}), start)
+		if many--; len(b) > 4<<10 || many == 0 {
+			mustDo(t, q.send(b))
+			b = b[:0]
+		}
+	}
+}
+
+// TestAttack_manyQueues: a pod's program binds so many queues that it is work to find the agent's in the list. The keeper
+// reads little of the list, and looks the less often the more it reads; other pods' queues are looked at as ever.
+func TestAttack_manyQueues(t *testing.T) {
+	for _, c := range []struct{ bound, most int }{{0, 10}, {100, 10}, {700, 3}, {5000, 2}} {
+		t.Run(fmt.Sprint(c.bound), func(t *testing.T) {
+			queues := map[uint32]*kept{}
+			for i, bound := range []int{c.bound, 0} {
+				ns := newNS(t)
+				_ = queueOf(t, ns, testQueue)
+				bindMany(t, ns, bound)
+				mustDo(t, ns.Do(func() error {
+					list, err := os.Open(queueList)
+					if err == nil {
+						t.Cleanup(func() { mustDo(t, list.Close()) })
+					}
+					queues[uint32(i)] = &kept{queue: testQueue, socket: -1, list: list}
+					return err
+				}))
+			}
+			pod, quiet := queues[0], queues[1]
+			looks, now := 0, time.Now()
+			for range 10 { // a second
+				if !now.Before(pod.next) {
+					looks++
+				}
+				releaseAll(queues, now)
+				if len(quiet.marks) != 1 || !quiet.marks[0].at.Equal(now) {
+					t.Fatal("the queue of another pod was not looked at")
+				}
+				now = now.Add(keeperInterval)
+			}
+			if looks > c.most || looks == 0 {
+				t.Errorf("%d looks in a second, want at most %d", looks, c.most)
+			}
+			if found := len(pod.marks) > 0; found != (c.bound < 1000) {
+				t.Errorf("the queue was found: %t", found)
+			}
+		})
+	}
+}

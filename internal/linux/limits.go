@@ -151,7 +151,11 @@ const (
 	// keeperInterval is the time between two looks of the keeper at the queues, and so how
 	// exactly it knows for how long a packet has waited.
 	keeperInterval = 100 * time.Millisecond
-	// queueListBytes bounds what the keeper reads of a list of queues: 16,000 lines. A pod's program that binds
-	// more than that loses what the keeper does for its own pod only.
-	queueListBytes = 1 << 20
+	// queueListBytes bounds what the keeper reads of a list of queues: a thousand lines, which the kernel makes in
+	// a millisecond or two. The kernel begins at the first queue again for each page of the list, so a list costs the square of
+	// its length. A pod's program that binds more queues than that loses what the keeper does for its own pod only.
+	queueListBytes = 64 << 10
+	// keeperLookBytes is about how much of a list is read in a keeperInterval: where a pod has bound a hundred queues or more,
+	// the next look at its list is later. So its programs cannot make the keeper use more than some thousandths of a processor.
+	keeperLookBytes = 8 << 10
 )
