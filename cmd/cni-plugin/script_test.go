@@ -192,7 +192,7 @@ func deadSocket(ts *testscript.TestScript, neg bool, args []string) {
 func fullDisk(ts *testscript.TestScript, neg bool, args []string) {
 	dir := args[0]
 	ts.Check(os.MkdirAll(dir, 0o700))
-	ts.Check(syscall.Mount("ks-full", dir, "tmpfs", 0, "size=16k"))
+	ts.Check(syscall.Mount("ks-full", dir, "tmpfs", 0, "size=16k,mode=0755"))
 	ts.Defer(func() { ts.Check(syscall.Unmount(dir, syscall.MNT_DETACH)) })
 	ts.Check(os.Mkdir(filepath.Join(dir, "attachments"), 0o700))
 	err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, 1<<20), 0o600)

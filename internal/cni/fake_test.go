@@ -335,7 +335,7 @@ func buildReference(t *testing.T, plugins ...string) string {
 func fullDir(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, unix.Mount("ks-full", dir, "tmpfs", 0, "size=16k"))
+	must(t, unix.Mount("ks-full", dir, "tmpfs", 0, "size=16k,mode=0755"))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	must(t, os.Mkdir(filepath.Join(dir, "attachments"), 0o700))
 	must(t, os.Mkdir(filepath.Join(dir, "locks"), 0o700))

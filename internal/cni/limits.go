@@ -38,6 +38,11 @@ const (
 	// maxNameBytes is what every file system of Linux takes as a file name,
 	// with room for the suffix of a record.
 	maxNameBytes = 240
+	// maxDataDirDepth is how many directories deep dataDir may be: the default is two deep. Volumes of pods and files of
+	// containers, some of which belong to root, are six and more.
+	maxDataDirDepth = 4
+	// maxLinks bounds the symbolic links on the way to dataDir, as /var/run is one.
+	maxLinks = 4
 	// maxPodField bounds the names of CNI_ARGS: Kubernetes allows 253 bytes.
 	maxPodField = 253
 

@@ -115,7 +115,7 @@ func notTaken(err error) error {
 
 // attachment makes the record from what the runtime says, without the addresses.
 func (p Plugin) attachment(args *skel.CmdArgs) (NetConf, Attachment, error) {
-	c, err := ParseNetConf(args.StdinData)
+	c, err := trustedConf(args.StdinData)
 	if err != nil {
 		return NetConf{}, Attachment{}, err
 	}
@@ -208,6 +208,10 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	}
 	if !validKey(args.ContainerID, args.IfName) {
 		return nil // ADD refuses this key: there is no such attachment
+	}
+	if err := c.checkDataDir(); err != nil { // which ADD refuses as well
+		p.tell("DEL leaves the data directory alone: %v", err)
+		return nil
 	}
 	unlock, err := p.lock(context.Background(), c, args)
 	switch {
@@ -433,7 +437,7 @@ func (p Plugin) check(args *skel.CmdArgs) error {
 // gc removes the records of this network that the runtime does not know, and
 // takes their devices and addresses back.
 func (p Plugin) gc(args *skel.CmdArgs) error {
-	c, err := ParseNetConf(args.StdinData)
+	c, err := trustedConf(args.StdinData)
 	if err != nil {
 		return err
 	}
@@ -464,6 +468,9 @@ func (p Plugin) status(args *skel.CmdArgs) error {
 	}
 	if !c.ReportStatus {
 		return nil
+	}
+	if err := c.checkDataDir(); err != nil {
+		return err
 	}
 	if err := c.store().CheckWritable(); err != nil {
 		return types.NewError(types.ErrPluginNotAvailable, "ADD cannot write its record", err.Error())

@@ -343,7 +343,9 @@ func TestWire_fullDisk(t *testing.T) {
 				{"type":"smcr-cni","dataDir":"$DATA","deviceID":"0000:41:10.0"}]}`)
 			full := fullDir(t)
 			if tt.name == "for the record" {
-				must(t, os.Symlink(filepath.Join(full, "attachments"), filepath.Join(n.data, "attachments")))
+				records := n.store.Dir()
+				must(t, errors.Join(os.Mkdir(records, 0o700), unix.Mount(filepath.Join(full, "attachments"), records, "", unix.MS_BIND, "")))
+				t.Cleanup(func() { must(t, unix.Unmount(records, unix.MNT_DETACH)) })
 			} else {
 				n.data = full
 				n.list = replaceDataDir(t, n.list, full)
@@ -361,7 +363,7 @@ func TestWire_delFullDisk(t *testing.T) {
 	n, run := newWiringNode(t, nil, `{"cniVersion":"1.1.0","name":"rocenet","plugins":[
 		{"type":"smcr-cni","dataDir":"$DATA","deviceID":"0000:41:10.0"}]}`)
 	dir := t.TempDir()
-	must(t, unix.Mount("ks-full", dir, "tmpfs", 0, "nr_inodes=20"))
+	must(t, unix.Mount("ks-full", dir, "tmpfs", 0, "nr_inodes=20,mode=0755"))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
 	n.data, n.list, n.store = dir, replaceDataDir(t, n.list, dir), NewStore(dir)
 	rt := runtimeConf("c1", newNS(t))

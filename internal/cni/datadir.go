@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// trustedConf reads a configuration whose data directory the plugin may use.
+func trustedConf(b []byte) (NetConf, error) {
+	c, err := ParseNetConf(b)
+	if err != nil {
+		return NetConf{}, err
+	}
+	return c, c.checkDataDir()
+}
+
+// checkDataDir refuses a data directory that others than root may change. Whoever may write a network's configuration,
+// as the owner of a namespace a NetworkAttachmentDefinition there, names the directory: in one of a pod's
+// volumes the pod's programs would write the records and journals that the plugin goes by, or make links to where
+// the plugin is to write.
+func (c NetConf) checkDataDir() error {
+	dir := filepath.Clean(c.DataDir)
+	if err := checkWay(dir, maxLinks); err != nil {
+		return confError("dataDir", "%v", err)
+	}
+	for _, name := range [...]string{"attachments", "claims", "devices", "locks", "owing"} {
+		sub := filepath.Join(dir, name)
+		st, err := os.Lstat(sub)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // root makes it, or nobody can
+		case err != nil:
+			return confError("dataDir", "%v", err)
+		case st.Mode()&fs.ModeSymlink != 0:
+			return confError("dataDir", "%s is a link, which is not followed there", sub)
+		default:
+			if err := ofRoot(sub, st, false); err != nil {
+				return confError("dataDir", "%v", err)
+			}
+		}
+	}
+	return nil
+}
+
+// checkWay refuses a directory that others may replace, or change: those on the way to it count, too. A link on the way,
+// as /var/run is one, is followed links times. A directory that is missing is made by root.
+func checkWay(dir string, links int) error {
+	names := strings.Split(strings.Trim(dir, "/"), "/")
+	if len(names) > maxDataDirDepth {
+		return fmt.Errorf("%s is more than %d directories deep, as volumes of pods and files of containers are", dir, maxDataDirDepth)
+	}
+	for i := range len(names) + 1 {
+		at := "/" + filepath.Join(names[:i]...)
+		st, err := os.Lstat(at)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := ofRoot(at, st, i < len(names)); err != nil {
+			return err
+		}
+		if st.Mode()&fs.ModeSymlink == 0 {
+			continue // the next name is not there if this is no directory
+		}
+		to, err := os.Readlink(at)
+		if err != nil || links == 0 {
+			return fmt.Errorf("%s: too many links: %w", at, errors.Join(err, syscall.ELOOP))
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(at), to)
+		}
+		return checkWay(filepath.Join(to, filepath.Join(names[i:]...)), links-1)
+	}
+	return nil
+}
+
+// ofRoot refuses what others than root may change. In a sticky directory, as /tmp is one, others may
+// add to what is there, and no more.
+func ofRoot(name string, st fs.FileInfo, mayBeSticky bool) error {
+	owner := int(st.Sys().(*syscall.Stat_t).Uid)
+	if owner != 0 && owner != os.Geteuid() {
+		return fmt.Errorf("%s belongs to user %d, not to root", name, owner)
+	}
+	sticky := mayBeSticky && st.Mode()&fs.ModeSticky != 0
+	if st.IsDir() && st.Mode().Perm()&0o022 != 0 && !sticky {
+		return fmt.Errorf("%s may be written by others than root: chmod go-w", name)
+	}
+	return nil
+}
