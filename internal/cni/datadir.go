@@ -24,9 +24,12 @@ func trustedConf(b []byte) (NetConf, error) {
 // checkDataDir refuses a data directory that others than root may change. Whoever may write a network's configuration,
 // as the owner of a namespace a NetworkAttachmentDefinition there, names the directory: in one of a pod's
 // volumes the pod's programs would write the records and journals that the plugin goes by, or make links to where
-// the plugin is to write.
+// the plugin is to write. The default is the node's: whatever its owner has done there, pods start.
 func (c NetConf) checkDataDir() error {
 	dir := filepath.Clean(c.DataDir)
+	if dir == DefaultDataDir {
+		return nil
+	}
 	if err := checkWay(dir, maxLinks); err != nil {
 		return confError("dataDir", "%v", err)
 	}
