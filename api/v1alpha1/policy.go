@@ -379,7 +379,9 @@ type SMCRPolicyStatus struct {
 	PeerAddresses int32 `json:"peerAddresses"`
 	// peersGeneration is the metadata.generation whose peers.selectors are resolved to
 	// addresses. While it is another one than metadata.generation, agents keep the
-	// form of the policy that was in force before, or none if the policy is new.
+	// form of the policy that was in force before. Of a new policy they keep none on
+	// nodes where a pod that it selects ran before, and all but the selected peers on
+	// others.
 	// +optional
 	PeersGeneration *int64 `json:"peersGeneration,omitempty"`
 	// conditions are Accepted, Ready, LinksRedundant, Degraded and Conflicting.

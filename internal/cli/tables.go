@@ -276,7 +276,7 @@ func PrintExplanation(w io.Writer, e agentapi.Explanation) error {
 	add("pod", e.Pod)
 	add("policy", e.Policy)
 	if len(e.Unresolved) > 0 {
-		add("not in force", strings.Join(e.Unresolved, ", ")+": the controller has not resolved the peers yet; until then the form from before is in force, or nothing if the policy is new")
+		add("not in force", strings.Join(e.Unresolved, ", ")+": the controller has not resolved the peers yet; until then the form from before is in force; of a new policy nothing where a pod that it selects ran before, else all but the peers that are to be found")
 	}
 	if e.NotKernel != "" {
 		add("datapath", "Agent: "+e.NotKernel)

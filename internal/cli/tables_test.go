@@ -161,7 +161,7 @@ reason              PEERNOSMC
 what to do          install it there
 pod                 shop/web
 policy              db
-not in force        kv: the controller has not resolved the peers yet; until then the form from before is in force, or nothing if the policy is new
+not in force        kv: the controller has not resolved the peers yet; until then the form from before is in force; of a new policy nothing where a pod that it selects ran before, else all but the peers that are to be found
 mode                Required: connections without SMC-R are reset
 problem             a pod is not seen
 not diverted until  ` + until + `

@@ -330,12 +330,17 @@ func prefixesOf(field string, cidrs []v1alpha1.CIDR) ([]netip.Prefix, error) {
 // unresolvedOf names the policies that select the pod and whose peers are not resolved yet.
 func unresolvedOf(pod PodObject, unresolved []v1alpha1.SMCRPolicy) (names []string) {
 	for i := range unresolved {
-		p := &unresolved[i]
-		if s, err := p.Spec.PodSelector.Selector(); err == nil && p.Namespace == pod.Namespace && s.Matches(labels.Set(pod.Labels)) {
+		if p := &unresolved[i]; selects(p, pod) {
 			names = append(names, p.Name)
 		}
 	}
 	return names
+}
+
+// selects says whether a policy selects the pod.
+func selects(p *v1alpha1.SMCRPolicy, pod PodObject) bool {
+	s, err := p.Spec.PodSelector.Selector()
+	return err == nil && p.Namespace == pod.Namespace && s.Matches(labels.Set(pod.Labels))
 }
 
 // podConfig is the configuration of an opted-in pod. rules names the policies as they are now, and limited says where the first policy

@@ -18,11 +18,12 @@ import (
 //	policy, not resolved                        in force until it is
 //	only other fields than selectors changed    the policy, with the addresses from before
 //	changed                                     its former form, with these addresses
-//	not known from before, has former slices    the policy, with the addresses of these
-//	new                                         nothing of it, whatever its mode
+//	new, selects a pod that ran before          nothing of it, whatever its mode, also for pods that are new
+//	new to this agent, selects none of these    the policy, with its networks and the addresses of its slices, if it has some
 //
 // Without Resolved such a policy would select no peer for a second, or as long as there is no controller, and
-// live connections with peers that its former form and the new one select would be ended.
+// live connections with peers that its former form, or the built-in policy, and the new one select would be ended. A pod
+// that is new has no connections to end: there the policy's settings, datapath and narrowness hold from the start.
 func Resolved(now, inForce Objects) Objects {
 	slicesNow, slicesThen := slicesOf(now), slicesOf(inForce)
 	then := map[policyKey]*v1alpha1.SMCRPolicy{}
@@ -42,8 +43,10 @@ func Resolved(now, inForce Objects) Objects {
 				peers = slicesThen[k]
 			case was != nil:
 				use, peers = was, slicesThen[k]
-			case !slices.ContainsFunc(peers, func(s v1alpha1.SMCRPeerSlice) bool { return isSliceOf(&s, p) }):
+			case selectsRunning(p, now, inForce):
 				continue
+			default:
+				peers = slices.DeleteFunc(peers, func(s v1alpha1.SMCRPeerSlice) bool { return !isSliceOf(&s, p) })
 			}
 		}
 		out.Policies = append(out.Policies, *use)
@@ -71,6 +74,21 @@ func selectorsOf(p *v1alpha1.SMCRPolicy) []v1alpha1.PeerSelector {
 		return nil
 	}
 	return p.Spec.Peers.Selectors
+}
+
+// selectsRunning says whether a policy selects a pod that may have connections: one that was opted in before.
+func selectsRunning(p *v1alpha1.SMCRPolicy, now, inForce Objects) bool {
+	var namespace *string
+	for _, ns := range inForce.Namespaces {
+		if ns.Name == p.Namespace {
+			namespace = ns.Enabled
+		}
+	}
+	ran := map[string]bool{}
+	for _, pod := range inForce.Pods {
+		ran[pod.UID] = pod.Namespace == p.Namespace && optIn(pod, namespace).OptedIn
+	}
+	return slices.ContainsFunc(now.Pods, func(pod PodObject) bool { return ran[pod.UID] && selects(p, pod) })
 }
 
 // isResolved says whether the slices of a policy's name have the addresses that its peer selectors stand for. A policy that

@@ -52,19 +52,35 @@ func TestResolved(t *testing.T) {
 		want    string
 		waiting bool
 	}
+	running := step{nil, nil, "", false} // the pod, under the built-in policy
+	both := func(p *v1alpha1.SMCRPolicy) { p.Spec.Peers.CIDRs = []v1alpha1.CIDR{"10.1.0.0/16"} }
 	slicesOf := func(s ...v1alpha1.SMCRPeerSlice) []v1alpha1.SMCRPeerSlice { return s }
 	web := step{policy("u", 1, "web"), slicesOf(slice(0, "u", 1, "10.0.0.1")), "Prefer 1 [10.0.0.1]", false}
 	for _, tt := range []struct {
 		name  string
 		steps []step
 	}{
-		{"new", []step{{policy("u", 1, "web"), nil, "", true}, web}},
+		{"new, as the pod is", []step{{policy("u", 1, "web"), nil, "Prefer 1 []", true}, {policy("u", 1, "web"), nil, "Prefer 1 []", true}, web}},
+		{"new, as the pod is, with networks", []step{
+			{policy("u", 1, "web", required, both), nil, "Required 1 10.1.0.0/16 []", true},
+			{policy("u", 1, "web", required, both), slicesOf(slice(0, "u", 1, "10.0.0.1")), "Required 1 10.1.0.0/16 [10.0.0.1]", false},
+		}},
+		{"new, as the pod is, and changed", []step{
+			{policy("u", 1, "web"), nil, "Prefer 1 []", true},
+			{policy("u", 2, "web", required), nil, "Required 2 []", true},
+			{policy("u", 3, "db"), nil, "Required 2 []", true},
+			{policy("u", 3, "db"), slicesOf(slice(0, "u", 3, "10.0.0.3")), "Prefer 3 [10.0.0.3]", false},
+		}},
+		{"new, as the pod is, with slices of another one", []step{{policy("v", 1, "web"), web.slices, "Prefer 1 []", true}}},
+		{"new", []step{running, {policy("u", 1, "web"), nil, "", true}, {policy("u", 1, "web"), nil, "", true}, web}},
 		{"new, and Required", []step{
-			{policy("u", 1, "web", required), nil, "", true},
+			running,
+			{policy("u", 1, "web", required, both), nil, "", true},
 			{policy("u", 1, "web", required), slicesOf(slice(0, "u", 1, "10.0.0.1")), "Required 1 [10.0.0.1]", false},
 		}},
 		{"new, and many", []step{
-			{policy("u", 1, "web"), slicesOf(slice(1, "u", 1, "10.0.0.2")), "Prefer 1 [10.0.0.2]", true},
+			running,
+			{policy("u", 1, "web"), slicesOf(slice(1, "u", 1, "10.0.0.2")), "", true},
 			{policy("u", 1, "web"), slicesOf(slice(0, "u", 1, "10.0.0.1"), slice(1, "u", 1, "10.0.0.2")), "Prefer 1 [10.0.0.1 10.0.0.2]", false},
 		}},
 		{"no pod selected", []step{{policy("u", 1, "web"), slicesOf(slice(0, "u", 1)), "Prefer 1 []", false}}},
@@ -95,6 +111,11 @@ func TestResolved(t *testing.T) {
 		}},
 		{"replaced by another one", []step{web, {policy("v", 1, "db"), web.slices, "Prefer 1 [10.0.0.1]", true}}},
 		{"deleted, and made anew", []step{web, {nil, nil, "", false}, {policy("v", 1, "web"), web.slices, "", true}}},
+		{"corrected", []step{
+			web,
+			{policy("u", 2, "web", bad), web.slices, "bad", false},
+			{policy("u", 3, "web"), web.slices, "Prefer 3 [10.0.0.1]", true},
+		}},
 		{"changed before the agent began", []step{{policy("u", 2, "web", required), web.slices, "Required 2 [10.0.0.1]", true}}},
 		{"of no use", []step{web, {policy("u", 2, "web", bad), web.slices, "bad", false}}},
 		{"an older controller has not seen it", []step{web, {policy("u", 2, "db"), nil, "Prefer 1 [10.0.0.1]", true}}},
@@ -113,6 +134,61 @@ func TestResolved(t *testing.T) {
 				inForce = Resolved(now, inForce)
 				if got := inForceOf(t, inForce); got != s.want || (len(inForce.Unresolved) > 0) != s.waiting {
 					t.Errorf("step %d: in force is %q, want %q; not resolved: %d", i, got, s.want, len(inForce.Unresolved))
+				}
+			}
+		})
+	}
+}
+
+// TestResolved_newPod: a policy that is as new as a pod gives the pod its settings and datapath before its peers are known. Where
+// the pod ran before, or another one that the policy selects, both wait.
+func TestResolved_newPod(t *testing.T) {
+	p := smcrPolicy("p", 0, func(s *v1alpha1.SMCRPolicySpec) {
+		s.Datapath, s.Isolation = v1alpha1.DatapathKernel, v1alpha1.IsolationNamespace
+		s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
+		s.PodSelector.MatchLabels = map[string]v1alpha1.LabelValue{"app": "web"}
+	})
+	p.Generation = 1
+	no := "false"
+	pod := func(name string, changes ...func(*PodObject)) PodObject {
+		o := shopPod("app=web")
+		o.Name, o.UID = name, "uid-"+name
+		for _, c := range changes {
+			c(&o)
+		}
+		return o
+	}
+	host := func(o *PodObject) { o.HostNetwork = true }
+	optedOut := func(o *PodObject) { o.Enabled = &no }
+	unlabelled := func(o *PodObject) { o.Labels = nil }
+	for _, tt := range []struct {
+		name      string
+		before    []PodObject
+		now       []PodObject // of these web is looked at
+		want      Datapath
+		wantHosts int
+	}{
+		{"new", nil, []PodObject{pod("web")}, DatapathKernel, 0},
+		{"new, in the node's network", nil, []PodObject{pod("web", host)}, DatapathKernel, 1},
+		{"beside others", []PodObject{pod("db", unlabelled)}, []PodObject{pod("db", unlabelled), pod("web")}, DatapathKernel, 0},
+		{"in the place of another one", []PodObject{pod("old")}, []PodObject{pod("web")}, DatapathKernel, 0},
+		{"just opted in", []PodObject{pod("web", optedOut)}, []PodObject{pod("web")}, DatapathKernel, 0},
+		{"ran before", []PodObject{pod("web")}, []PodObject{pod("web")}, DatapathAgent, 0},
+		{"ran before with other labels", []PodObject{pod("web", unlabelled)}, []PodObject{pod("web")}, DatapathAgent, 0},
+		{"beside one that ran before", []PodObject{pod("old")}, []PodObject{pod("old"), pod("web")}, DatapathAgent, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := Resolved(Objects{Pods: tt.before}, Objects{})
+			for range 2 {
+				o = Resolved(Objects{Pods: tt.now, Policies: []v1alpha1.SMCRPolicy{p}}, o)
+				n, _, _ := FromObjects(clusterBase(t, ""), o)
+				web := Pod{Namespace: "shop", Name: "web"}
+				d, _ := n.DatapathFor(web)
+				if shared := n.SettingsFor(web).Shared; d != tt.want || shared != (d == DatapathKernel) || len(n.HostPods) != tt.wantHosts {
+					t.Errorf("datapath %v, want %v; settings of the policy: %t; pods in the node's network: %v", d, tt.want, shared, n.HostPods)
+				}
+				if len(n.UnresolvedFor(web)) != 1 {
+					t.Error("the policy does not wait")
 				}
 			}
 		})

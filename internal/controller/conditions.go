@@ -68,7 +68,8 @@ func (s *sums) ready(p *policy, namespace string) metav1.Condition {
 			"%s selected, none of them opted in: annotate the pods or namespace %s with %s=true", plural(n.Matched, "pod"), namespace, v1alpha1.AnnotationEnabled)
 	case s.resolved != p.obj.Generation:
 		return is(metav1.ConditionFalse, reasonPeersPending,
-			"peers.selectors are not resolved to addresses yet: until then the former form of the policy is in force, or none if it is new")
+			"peers.selectors are not resolved to addresses yet: until then the former form of the policy is in force; "+
+				"of a new policy nothing on nodes where a pod that it selects ran before, and all but these peers on others")
 	case n.Refused > 0 && n.Fallback > 0:
 		return is(metav1.ConditionFalse, reasonPodsRefused, "the connections of %d of %s are refused, because a policy requires SMC-R, and those of %d are plain TCP: %s",
 			n.Refused, plural(n.OptedIn, "opted-in pod"), n.Fallback, listReasons(s.reasons))

@@ -60,7 +60,7 @@ type Source struct {
 	node     *config.Node
 	verdicts []config.Verdict
 	bad      map[string]string
-	waiting  map[string]int64 // the generations of policies that are not in force, because their peers are not resolved
+	waiting  map[string]int64 // the generations of policies that are not in force as they are, because their peers are not resolved
 	live     bool             // node is made of objects of the API server, not of a file
 	first    chan struct{}
 	leaving  bool   // uninstall is closed
@@ -427,7 +427,7 @@ func (s *Source) rebuild(o config.Objects, live bool) {
 		s.cfg.Log.Warn("policy ignored; correct or delete it", "err", e)
 	}
 	for _, name := range waiting {
-		s.cfg.Log.Info("policy waits for the controller to resolve its peers; until then its former form is in force, or none if it is new", "policy", name)
+		s.cfg.Log.Info("policy waits for the controller to resolve its peers; until then its former form is in force, of a new one nothing if it selects a pod that ran before, else all but these peers", "policy", name)
 	}
 	if first {
 		close(s.first)
