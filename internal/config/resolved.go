@@ -36,9 +36,13 @@ func Resolved(now, inForce Objects) Objects {
 		p := &now.Policies[i]
 		k := keyOf(p)
 		use, peers := p, slicesNow[k]
-		if !isResolved(p, peers) {
+		switch was := then[k]; {
+		case !toResolve(p):
+		case isResolved(p, peers):
+			peers = slices.DeleteFunc(peers, func(s v1alpha1.SMCRPeerSlice) bool { return !isWritten(&s, p) })
+		default:
 			out.Unresolved = append(out.Unresolved, *p)
-			switch was := then[k]; {
+			switch {
 			case was != nil && equality.Semantic.DeepEqual(selectorsOf(was), selectorsOf(p)):
 				peers = slicesThen[k]
 			case was != nil:
@@ -91,24 +95,34 @@ func selectsRunning(p *v1alpha1.SMCRPolicy, now, inForce Objects) bool {
 	return slices.ContainsFunc(now.Pods, func(pod PodObject) bool { return ran[pod.UID] && selects(p, pod) })
 }
 
-// isResolved says whether the slices of a policy's name have the addresses that its peer selectors stand for. A policy that
-// cannot be used has nothing to be resolved.
+// isResolved says whether the slices of a policy's name have the addresses that its peer selectors stand for: the first one is written
+// last. Older slices, and those of a former policy of the name, are about to be deleted then. Newer ones say that the policy as it is known
+// here is an older one.
 //
-// A controller of an older version writes no slice if a selector finds no pod, and no status.peersGeneration. There the policy is
-// resolved when that controller has seen it, and has written all slices that there are.
+// A controller of an older version writes the first slice in no order, none if a selector finds no pod, and no status.peersGeneration,
+// which a new policy lacks, too. There the policy is resolved when all slices that there are are written, and the first one is
+// among them or that controller has seen the policy.
 func isResolved(p *v1alpha1.SMCRPolicy, peers []v1alpha1.SMCRPeerSlice) bool {
-	if len(selectorsOf(p)) == 0 || usable(p) != nil {
-		return true
-	}
-	old := p.Status.ObservedGeneration == p.Generation && p.Status.PeersGeneration == nil
+	all, first := true, false
 	for i := range peers {
-		written := isSliceOf(&peers[i], p) && peers[i].PolicyGeneration == p.Generation
-		if written && peers[i].Name == v1alpha1.FirstPeerSlice(p.Name) {
-			return true
+		if isSliceOf(&peers[i], p) && peers[i].PolicyGeneration > p.Generation {
+			return false
 		}
-		old = old && written
+		written := isWritten(&peers[i], p)
+		all, first = all && written, first || written && peers[i].Name == v1alpha1.FirstPeerSlice(p.Name)
 	}
-	return old
+	if p.Status.PeersGeneration != nil {
+		return first
+	}
+	return all && (first || p.Status.ObservedGeneration == p.Generation)
+}
+
+// toResolve says whether a policy has peer selectors that are to be resolved. One that cannot be used has nothing to be resolved.
+func toResolve(p *v1alpha1.SMCRPolicy) bool { return len(selectorsOf(p)) > 0 && usable(p) == nil }
+
+// isWritten says whether a slice is written for this form of the policy.
+func isWritten(s *v1alpha1.SMCRPeerSlice, p *v1alpha1.SMCRPolicy) bool {
+	return isSliceOf(s, p) && s.PolicyGeneration == p.Generation
 }
 
 // isSliceOf says whether a slice is of this very policy, and not of a former one of its name.

@@ -95,6 +95,10 @@ func TestResolved(t *testing.T) {
 			{policy("u", 1, "web"), slicesOf(slice(0, "u", 2, "10.0.0.9")), "Prefer 1 [10.0.0.1]", true},
 			{policy("u", 2, "db"), slicesOf(slice(0, "u", 2, "10.0.0.9")), "Prefer 2 [10.0.0.9]", false},
 		}},
+		{"one slice is ahead of the policy", []step{
+			web,
+			{policy("u", 1, "web", pending), slicesOf(slice(0, "u", 1, "10.0.0.7"), slice(1, "u", 2, "10.0.0.9")), "Prefer 1 [10.0.0.1]", true},
+		}},
 		{"another mode", []step{web, {policy("u", 2, "web", required), web.slices, "Required 2 [10.0.0.1]", true}}},
 		{"somebody deletes the slices", []step{web, {policy("u", 1, "web"), nil, "Prefer 1 [10.0.0.1]", true}}},
 		{"networks become selectors", []step{
@@ -111,6 +115,19 @@ func TestResolved(t *testing.T) {
 		}},
 		{"replaced by another one", []step{web, {policy("v", 1, "db"), web.slices, "Prefer 1 [10.0.0.1]", true}}},
 		{"deleted, and made anew", []step{web, {nil, nil, "", false}, {policy("v", 1, "web"), web.slices, "", true}}},
+		{"fewer slices than before", []step{{
+			policy("u", 2, "db", required, pending), slicesOf(slice(0, "u", 2, "10.0.0.2"), slice(1, "u", 1, "10.0.0.9")), "Required 2 [10.0.0.2]", false,
+		}}},
+		{"replaced, with fewer slices than before", []step{
+			web,
+			{policy("v", 1, "db", required), slicesOf(slice(0, "v", 1, "10.0.0.2"), slice(1, "u", 1, "10.0.0.9")), "Prefer 1 [10.0.0.1]", true},
+			{policy("v", 1, "db", required, pending), slicesOf(slice(0, "v", 1, "10.0.0.2"), slice(1, "u", 1, "10.0.0.9")), "Required 1 [10.0.0.2]", false},
+		}},
+		{"an older controller wrote the first slice", []step{
+			web,
+			{policy("u", 2, "db", seen), slicesOf(slice(0, "u", 2, "10.0.0.2"), slice(1, "u", 1, "10.0.0.9")), "Prefer 1 [10.0.0.1]", true},
+			{policy("u", 2, "db", seen), slicesOf(slice(0, "u", 2, "10.0.0.2"), slice(1, "u", 2, "10.0.0.3")), "Prefer 2 [10.0.0.2 10.0.0.3]", false},
+		}},
 		{"corrected", []step{
 			web,
 			{policy("u", 2, "web", bad), web.slices, "bad", false},
