@@ -187,13 +187,22 @@ enough, so that each of them says it; one without expressions selects no node an
 {{- end -}}
 {{- end -}}
 
-{{- /* Refuses a second release in the cluster. Helm asks the cluster; helm template does not, and finds nobody. */ -}}
+{{- /* Refuses a second release in the cluster. Helm asks the cluster; helm template does not, and finds nobody. Anybody's
+DaemonSet may have the labels: one counts that has agents, which are in their node's network, as the controller has it. */ -}}
 {{- define "smcr.single" -}}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items -}}
 {{- $l := .metadata.labels | default dict -}}
 {{- if and (eq (index $l "app.kubernetes.io/part-of" | default "") "kube-smcr") (eq (index $l "app.kubernetes.io/component" | default "") "agent") (not .metadata.deletionTimestamp) -}}
 {{- if or (ne .metadata.namespace $.Release.Namespace) (ne (index $l "app.kubernetes.io/instance" | default "") $.Release.Name) -}}
-{{- fail (printf "kube-smcr is in this cluster already: release %s in namespace %s. Two would write the same objects and take the nodes from each other: upgrade that one, or uninstall it first." (index $l "app.kubernetes.io/instance" | default "?") .metadata.namespace) -}}
+{{- $ds := .metadata -}}
+{{- range (lookup "v1" "Pod" $ds.namespace "").items -}}
+{{- $hostNetwork := .spec.hostNetwork -}}
+{{- range .metadata.ownerReferences -}}
+{{- if and $hostNetwork .controller (eq .uid $ds.uid) -}}
+{{- fail (printf "kube-smcr is in this cluster already: release %s in namespace %s. Two would write the same objects and take the nodes from each other: upgrade that one, or uninstall it first." (index $l "app.kubernetes.io/instance" | default "?") $ds.namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
