@@ -365,7 +365,7 @@ func (c *cluster) uninstallPlugin(ctx context.Context) {
 
 // snapshot is what the reporter is to tell Kubernetes.
 func (c *cluster) snapshot() report.Snapshot {
-	s := report.Snapshot{Verdicts: c.source.Verdicts(), Uninstalled: c.uninstalled.Load()}
+	s := report.Snapshot{Verdicts: c.source.Verdicts(), Early: !c.source.mayTellPod(), Uninstalled: c.uninstalled.Load()}
 	s.Annotations, s.Versions = c.source.StatusAnnotations()
 	if d := c.departs.Load(); d != nil && d.deselected && s.Uninstalled {
 		s.Left = d.why

@@ -47,10 +47,11 @@ type Config struct {
 type Source struct {
 	cfg       Config
 	informers informers
-	dirty     chan struct{} // an object changed
-	changed   chan struct{} // node differs from the one that First or Load returned last
-	uninstall chan struct{} // closed when the node is to be left clean
-	takeBack  chan struct{} // outdated was set
+	dirty     chan struct{}                          // an object changed
+	changed   chan struct{}                          // node differs from the one that First or Load returned last
+	uninstall chan struct{}                          // closed when the node is to be left clean
+	takeBack  chan struct{}                          // outdated was set
+	nodes     cache.ResourceEventHandlerRegistration // of noteUninstall
 	complain  complaints
 
 	file sync.Mutex // held while the state file is written or removed; taken before mu
@@ -113,7 +114,10 @@ func New(cfg Config) (*Source, error) {
 					s.noteUninstall(now, false)
 				}
 			}
-			_, err = i.AddEventHandler(handler)
+			var r cache.ResourceEventHandlerRegistration
+			if r, err = i.AddEventHandler(handler); i == inf.nodes {
+				s.nodes = r
+			}
 		}
 		if err != nil {
 			return nil, fmt.Errorf("watch %s: %w", name, err)

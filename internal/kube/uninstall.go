@@ -39,6 +39,10 @@ func (s *Source) noteUninstall(n *v1alpha1.SMCRNode, first bool) {
 	}
 }
 
+// mayTellPod says whether the SMCRNode may have the name of the agent's pod: not before noteUninstall has read whose pod is there, nor
+// while the annotation of an earlier uninstallation is, which a container that starts again would take for its own.
+func (s *Source) mayTellPod() bool { return s.nodes.HasSynced() && !s.isOutdated() }
+
 // takeBackUninstall takes annotations back that are outdated, until ctx ends.
 func (s *Source) takeBackUninstall(ctx context.Context) {
 	for {

@@ -95,8 +95,8 @@ func (p *planner) planNode(s *Snapshot, now time.Time) {
 	if p.uninstalled {
 		return // the SMCRNode may be deleted already: a write would make it again
 	}
-	if s.Status.Started.IsZero() && !s.Uninstalled {
-		return // the agent has no devices yet, which says nothing about them
+	if (s.Early || s.Status.Started.IsZero()) && !s.Uninstalled {
+		return // an agent that has not begun has no devices yet, which says nothing about them
 	}
 	// That a node was left is said first: the rest the controller would say, too, and there
 	// may be more pods than there is time for. That it is uninstalled is said last: the

@@ -61,6 +61,8 @@ func TestPlanner_plan(t *testing.T) {
 		},
 		{name: "not reconciled", change: func(s *Snapshot) { s.Reconciled = false }, want: []string{"SMCRNode node-a"}},
 		{name: "not up", change: func(s *Snapshot) { s.Status.Started, s.Reconciled = time.Time{}, false }},
+		{name: "early", change: func(s *Snapshot) { s.Early = true }, want: []string{link, "status of pod shop/web"}},
+		{name: "left early", change: func(s *Snapshot) { s.Early, s.Uninstalled = true, true }, want: []string{"SMCRNode node-a"}},
 		{name: "draining", change: func(s *Snapshot) { s.Status.Draining = true }, want: []string{link, "SMCRNode node-a"}},
 		{name: "another agent manages the node", id: func(id *identity) { id.linksOnly = true }, want: []string{link}},
 		{name: "uninstalled", change: func(s *Snapshot) { s.Uninstalled = true }, want: []string{"SMCRNode node-a"}},

@@ -36,6 +36,9 @@ type Snapshot struct {
 	// agent has done what they want. Until then no pod status and no SMCRLink is written
 	// or deleted.
 	Reconciled bool
+	// Early is set while what the SMCRNode says of an earlier agent is needed: it is not written
+	// then, unless the node is left.
+	Early bool
 	// Uninstalled is set once the agent has left the node clean.
 	Uninstalled bool
 	// Left, with Uninstalled, is why the agent left while the product goes on to be
