@@ -54,7 +54,7 @@ func saidOf(n *config.Node, atts []cni.Attachment) [][]config.Policy {
 
 // after is where looking at the pod's connections begins when the filter was, and is now another one. As long as the policies say the same,
 // what left the filter are the addresses of peers that their selectors do not find any more, and isForbidden of a session says
-// why these are spared.
+// why these are spared. Rules do not name their policy, so another form of any of them ends that.
 func (r revoked) after(said [][]config.Policy, was, is linux.OptionFilterConfig) revoked {
 	next := revoked{said: said}
 	if !reflect.DeepEqual(said, r.said) {
