@@ -21,20 +21,20 @@ import (
 type metrics struct {
 	registry *prometheus.Registry
 
-	conns     *prometheus.CounterVec // direction, mode
-	fallbacks *prometheus.CounterVec // reason
-	resets    *prometheus.CounterVec // reason
-	ended     *prometheus.CounterVec // reason
-	setup     prometheus.Histogram
-	malformed prometheus.Counter
-	failures  prometheus.Counter
-	trespasses     prometheus.Counter
-	acceptErrors   prometheus.Counter
-	undiverted     *prometheus.CounterVec // door
-	renewErrors    prometheus.Counter
-	podErrors      prometheus.Counter
-	apiDenied      prometheus.Counter
-	reloads        *prometheus.CounterVec // result
+	conns        *prometheus.CounterVec // direction, mode
+	fallbacks    *prometheus.CounterVec // reason
+	resets       *prometheus.CounterVec // reason
+	ended        *prometheus.CounterVec // reason
+	setup        prometheus.Histogram
+	malformed    prometheus.Counter
+	failures     prometheus.Counter
+	trespasses   prometheus.Counter
+	acceptErrors prometheus.Counter
+	undiverted   *prometheus.CounterVec // door
+	renewErrors  prometheus.Counter
+	podErrors    prometheus.Counter
+	apiDenied    prometheus.Counter
+	reloads      *prometheus.CounterVec // result
 	// device, change
 	deviceChanges  *prometheus.CounterVec
 	deviceRefusals prometheus.Counter
