@@ -73,7 +73,8 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 
 .PHONY: test
 test: deps cluster-tools $(if $(filter ./... ./test/vm% ./test/cluster/%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
-	$(call tested,$(norace))
+	$(call tested,$(pure),$(if $(filter -vet=off,$(TESTER)),-vet=off),$(GO) test)
+	$(call tested,$(judges))
 	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
 	$(call tested,$(apart),-p=$(APART_JOBS))
 
@@ -101,19 +102,23 @@ TEST_TIMEOUT ?= 30m
 # Go remembers what a test said, "(cached)", until something changes that the test looked at; tools/inputs tells it
 # what tests build and run. FRESH=1 runs all of them.
 FRESH ?=
-# What runs tests. For CI that is tools/again: a test that fails runs once more, alone.
+# What runs tests. For CI that is tools/again: a test that fails runs once more, alone. Those of PURE packages look at
+# no clock, and one that fails has found something.
 TESTER ?= $(GO) test
 # A process with the race detector waits for a second when it ends, unless told.
 export GORACE ?= atexit_sleep_ms=0
 
+pure     = grep -E '$(pure-pattern)'
+judges   = grep -E '$(judge-pattern)'
 norace   = grep -E '$(pure-pattern)|$(judge-pattern)'
 longest  = sed -E 's!.*$(long-pattern)! &!' | LC_ALL=C sort
 apart    = grep -E '$(apart-pattern)' | $(longest)
 together = grep -vE '$(pure-pattern)|$(judge-pattern)|$(apart-pattern)' | $(longest)
-# tested tests the packages that a filter leaves, if there are any. No PKG at all is of a command that failed.
+# tested tests the packages that a filter leaves, if there are any, by TESTER or what the third argument says.
+# No PKG at all is of a command that failed.
 tested = $(if $(strip $(PKG)),,$(error PKG names no package))@all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
-	[ -z "$$pkgs" ] || { inputs=$$($(GO) run ./tools/inputs) && echo "$(TESTER) $(2)" && \
-		env $$inputs $(TESTER) -timeout=$(TEST_TIMEOUT) $(2) $(if $(FRESH),-count=1) $(ARGS) $$pkgs; }
+	[ -z "$$pkgs" ] || { inputs=$$($(GO) run ./tools/inputs) && echo "$(or $(3),$(TESTER)) $(2)" && \
+		env $$inputs $(or $(3),$(TESTER)) -timeout=$(TEST_TIMEOUT) $(2) $(if $(FRESH),-count=1) $(ARGS) $$pkgs; }
 
 .PHONY: list-norace
 list-norace:

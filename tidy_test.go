@@ -729,3 +729,13 @@ func TestVerifyRuns(t *testing.T) {
 		}
 	}
 }
+
+// A test that draws a seed itself cannot be played again by tools/again, which would call what the test found flaky.
+func TestSeedsAreOfTestenv(t *testing.T) {
+	drawn := regexp.MustCompile(`(?i)seed\w* :?= (rand\.\w+\(\)|u?int64\(time\.Now)`)
+	for _, f := range sources(t) {
+		if strings.HasSuffix(f.name, "_test.go") && drawn.Match(f.text) {
+			t.Errorf("%s draws a seed; take that of testenv.Seed", f.name)
+		}
+	}
+}

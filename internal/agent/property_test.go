@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 var (
@@ -65,7 +66,7 @@ const (
 func TestAttack_anything(t *testing.T) {
 	seed := *attackSeed
 	if seed == 0 {
-		seed = rand.Uint64()
+		seed = testenv.Seed(t)
 	}
 	t.Logf("-attack.seed=%d -attack.for=%v", seed, *attackFor)
 	l := newSpaces(t)

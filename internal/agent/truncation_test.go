@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 var attackRounds = flag.Int("attack.rounds", 1, "how often TestAttack_truncation does each of its harms")
@@ -75,7 +77,7 @@ func truncate(t *testing.T, harm func(l *lab, a, b *agentProcess)) {
 		n.writeConfig(t, "  takeover: true\n"+preferAll)
 	}
 	a, b := l.a.succeed(t, "first"), l.b.succeed(t, "first")
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	ln := l.b.pod.listen(t, podB+":9000")
 	accepted := make(chan *net.TCPConn, 1)

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 func TestResolvePeers(t *testing.T) {
@@ -293,8 +294,7 @@ func TestPlaceAddresses(t *testing.T) {
 // However addresses come and go, the slices hold exactly them, few of them are
 // written, and there are not many more than needed.
 func TestPlaceAddresses_random(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 1))
 	p := newPolicy("shop", "p")
 	var have []v1alpha1.SMCRPeerSlice

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 var start = time.Unix(1000, 0)
@@ -351,7 +353,7 @@ func TestAttack_heldSYNs_knownPeer(t *testing.T) {
 
 // TestTable_everyPacketHasOneVerdict plays random SYNs, repetitions and answers, and holds the table to its promise.
 func TestTable_everyPacketHasOneVerdict(t *testing.T) {
-	seed := rand.Uint64() // the seed is printed on failure
+	seed := testenv.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	for range 200 {
 		tb := NewTable(Config{MaxHeld: 1 + r.IntN(6), MaxPerDestination: 1 + r.IntN(4), MaxRemembered: 1 + r.IntN(8), Remember: 3 * time.Second})

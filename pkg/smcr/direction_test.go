@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
@@ -242,8 +243,7 @@ func TestDirection_eventsAgainstParking(t *testing.T) {
 			x, y := relay(t, parker, a), relay(t, parker, b)
 			ds := []*smcr.Direction{x.out, x.in, y.out, y.in}
 			const rounds = 300
-			seed := uint64(time.Now().UnixNano())
-			t.Logf("seed %d", seed)
+			seed := testenv.Seed(t)
 			rng := rand.New(rand.NewPCG(seed, 0))
 			parks := 0
 			for i := range rounds {

@@ -12,12 +12,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 func TestTimers_earliestFirst(t *testing.T) {
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	var ts timers
 	start := time.Unix(1000, 0)

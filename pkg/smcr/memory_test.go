@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
@@ -37,7 +38,7 @@ func newTestMemory(tb testing.TB, budget int) *memory {
 // Buffers are handed out once, and arenas go when enough others are free.
 func TestMemory_sendBuffers(t *testing.T) {
 	const size = 16 << 10
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	m := newTestMemory(t, 1000*size)
 	of := m.ofSize(size)

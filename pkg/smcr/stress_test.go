@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft/softtest"
@@ -240,12 +241,7 @@ func churnClient(c *smcr.Conn, p plan) error {
 // churn opens n connections, parallel at a time, and ends them in all ways.
 func churn(t *testing.T, pairs []*pair, n, parallel, maxBytes int) {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	})
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second)
 	defer cancel()
@@ -392,8 +388,7 @@ func TestChurn_badNetwork(t *testing.T) {
 		{"reordering, jitter", softtest.Faults{Reorder: 0.05, Jitter: 2 * time.Millisecond, Loss: 0.005}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			seed := rand.Uint64()
-			t.Logf("seed %d", seed)
+			seed := testenv.Seed(t)
 			p, _ := newLossyPair(t, seed, tc.faults, small)
 			churn(t, bothDirections(t, p), 150, 12, 40_000)
 		})
@@ -497,8 +492,7 @@ func TestStack_parallelGroup(t *testing.T) {
 // most SMC-R.
 func TestStack_idleTimeoutRacesWithDial(t *testing.T) {
 	p := newPair(t, small, func(c *smcr.Config) { c.IdleGroupTimeout = 2 * time.Millisecond })
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	modes := map[smcr.Mode]int{}
 	for range 80 {
@@ -616,8 +610,7 @@ func TestStack_closeUnderTraffic(t *testing.T) {
 
 // A rendezvous that is given up at any moment leaves nothing, on either side.
 func TestStack_rendezvousCancelled(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for range 40 {
 		p := newPair(t, small)

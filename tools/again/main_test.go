@@ -27,6 +27,24 @@ func TestCounted(t *testing.T) {
 	os.WriteFile("count", append(b, 'x'), 0o600)
 }
 `
+	const seeded = `
+func TestSeeded(t *testing.T) {
+	seed := os.Getenv("KUBE_SMCR_SEED")
+	if seed == "" {
+		seed = "7"
+		if _, err := os.Stat("drew"); err == nil {
+			seed = "8"
+		}
+		os.WriteFile("drew", nil, 0o600)
+	}
+	t.Run("sub", func(t *testing.T) {
+		t.Logf("KUBE_SMCR_SEED=%s", seed)
+		if seed == "7" {
+			t.Error("wrong")
+		}
+	})
+}
+`
 	always := func(name string) string { return "func Test" + name + "(t *testing.T) { t.Error(\"wrong\") }\n" }
 	for name, tt := range map[string]struct {
 		tests string
@@ -36,7 +54,10 @@ func TestCounted(t *testing.T) {
 		"all is well":   {counted, "", `ok\s+example.com/m`},
 		"a flaky test":  {once + counted, "", `(?s)--- FAIL: TestOnce.*too slow.*ok\s+example.com/m.*FLAKY\texample.com/m\tTestOnce: failed, and passed`},
 		"a failed test": {counted + always("A"), "example.com/m failed twice", `(?s)--- FAIL: TestA.*--- FAIL: TestA`},
-		"one of each":   {once + always("B"), "example.com/m failed twice", `(?s)again: TestOnce, TestB of example.com/m, alone.*--- FAIL: TestB`},
+		"one of each":   {once + always("B"), "example.com/m failed twice", `(?s)again: TestOnce of example.com/m, alone.*again: TestB of example.com/m, alone.*--- FAIL: TestB`},
+		"a seed":        {seeded, "example.com/m failed twice", `(?s)=7.*again: TestSeeded.*=7`},
+		"a seed, twice": {once + strings.ReplaceAll(seeded, `if seed == "7"`, `if os.Getenv("KUBE_SMCR_SEED") == ""`), "", `(?s)again: TestOnce.*again: TestSeeded.*FLAKY`},
+		"subtests":      {"func TestA(t *testing.T) { for _, n := range []string{\"x\", \"y\", \"z\"} { t.Run(n, func(t *testing.T) { t.Error() }) } }", "3 tests failed", `FAIL`},
 		"many":          {always("A") + always("B") + always("C"), "3 tests failed", `FAIL`},
 		"a panic":       {`func TestPanic(t *testing.T) { panic("oops") }`, "nothing runs again: a test ended its process", `panic: oops`},
 		"an exit":       {`func TestExit(t *testing.T) { os.Exit(3) }`, "nothing runs again: a package failed, and no test of it", `FAIL`},
@@ -81,8 +102,8 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%s: %v, %q, want %q", name, failed, why, tt.why)
 		}
 	}
-	failed, why := failures("ok  \ta\t1s\n--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/sub (0.1s)\n        x_test.go:1: panic: not one\nFAIL\nFAIL\tb\t1s\n--- FAIL: TestB (0.1s)\nFAIL\nFAIL\tc\t1s\nFAIL\n")
-	if why != "" || len(failed) != 2 || failed[0].pkg != "b" || failed[1].tests[0] != "TestB" {
+	failed, why := failures("ok  \ta\t1s\n--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/sub (0.1s)\n        x_test.go:1: panic: not one\nFAIL\nFAIL\tb\t1s\n--- FAIL: TestB (0.1s)\n    x_test.go:1: KUBE_SMCR_SEED=12\nFAIL\nFAIL\tc\t1s\nFAIL\n")
+	if why != "" || len(failed) != 2 || failed[0].pkg != "b" || failed[0].seed != "" || failed[1] != (failure{"c", "TestB", "12"}) {
 		t.Errorf("%v, %q", failed, why)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 func ptr[T any](v T) *T { return &v }
@@ -625,7 +626,7 @@ func TestAttach_churn(t *testing.T) {
 	const devices, pods, attachments = 6, 10, 100
 	e := newEnv(t, devices, pods)
 	before := e.look()
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	var wg sync.WaitGroup
 	attached := make([]int, attachments)
 	for a := range attachments {

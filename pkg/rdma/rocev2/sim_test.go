@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/wq"
 )
@@ -398,8 +399,8 @@ func TestSim(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			for range 10 {
-				seed := rand.Uint64()
+			first := testenv.Seed(t)
+			for seed := first; seed != first+10; seed++ {
 				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { simulate(t, seed, tt.f) })
 			}
 		})

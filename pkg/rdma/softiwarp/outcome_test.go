@@ -76,7 +76,7 @@ func TestConnect_noTime(t *testing.T) {
 // and both queue pairs can be used again.
 func TestConnect_cancelMeetsReply(t *testing.T) {
 	x, y, a, b := ends(t)
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	var connected, cancelled int
 	for i := range 1000 {

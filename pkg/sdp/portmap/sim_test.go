@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 // A net carries datagrams between clients and a server, and loses, doubles and reorders them.
@@ -63,7 +65,7 @@ func (n *network) send(b []byte, client int, up bool) {
 // client ends with an answer that was true once or with none, acknowledges at most once, and nothing is
 // left at the server (§7.2).
 func TestSection7_2_Recovery(t *testing.T) {
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	for i := range uint64(2000) {
 		if err := simulate(seed + i); err != nil {
 			t.Fatalf("seed %d: %v", seed+i, err)

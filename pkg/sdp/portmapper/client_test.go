@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmap"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
 )
@@ -309,7 +309,7 @@ func TestLookup_badAddresses(t *testing.T) {
 // TestLookup_faultyNetwork: with datagrams that are lost, doubled and late, clients learn what is true or that nobody
 // answers, and the server is left with nothing.
 func TestLookup_faultyNetwork(t *testing.T) {
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	for i, f := range []faults{{lost: 0.3}, {doubled: 1}, {delayed: 0.9, doubled: 0.5}, {lost: 0.3, doubled: 0.3, delayed: 0.5}, {lost: 1}} {
 		t.Run(fmt.Sprintf("%+v", f), func(t *testing.T) {
 			s := listen(t, loopback, portmapper.ServerConfig{AckTimeout: 200 * time.Millisecond, PeerRate: 1e6, PeerBurst: 1e6})

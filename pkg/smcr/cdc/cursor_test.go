@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
@@ -26,7 +27,7 @@ func (w *walk) step() {
 
 // The RMBEs are small so that 16 bits of wraps go by quickly.
 func TestRing_likeOneThatWalks(t *testing.T) {
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for _, ring := range []cdc.Ring{{0, 1}, {0, 7}, {0, 16}, {4, 5}, {4, 11}, {4, 20}} {
 		w := walk{ring: ring, at: ring.Start()}

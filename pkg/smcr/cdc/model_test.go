@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/cdc"
 )
 
@@ -213,13 +214,8 @@ func model(t *testing.T, m modelled, after func(*end)) {
 	t.Helper()
 	steps, scale := cmp.Or(m.steps, 2000), cmp.Or(m.scale, 1)
 	some := uint64(4000 * scale) // bytes of a write, or a read, at most
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	defer func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	}()
 	for range m.rounds {
 		origin := cdc.OriginLinux
 		if rng.IntN(2) == 0 {
@@ -339,13 +335,8 @@ func TestSection4_8_ModelEnds(t *testing.T) { modelEnds(t, 2000, func(*end) {}) 
 
 func modelEnds(t *testing.T, rounds int, after func(*end)) {
 	t.Helper()
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	defer func() {
-		if t.Failed() {
-			t.Logf("seed %d", seed)
-		}
-	}()
 	for range rounds {
 		a, b := newEnds(rng, cdc.OriginRFC, 1)
 		for range 50 + rng.IntN(200) {

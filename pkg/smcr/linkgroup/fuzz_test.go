@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
@@ -206,8 +207,7 @@ func FuzzGroupLinks(f *testing.F) {
 }
 
 func TestModel_anyOrderOfEvents(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for range 1000 {
 		b := make([]byte, 50+rng.IntN(400))

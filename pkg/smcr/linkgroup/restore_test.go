@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
@@ -78,8 +79,7 @@ func FuzzRestore(f *testing.F) {
 
 // TestRestore_anyValue is FuzzRestore with more changes than its seeds have.
 func TestRestore_anyValue(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	list := snapshots(t, 32)
 	accepted := 0

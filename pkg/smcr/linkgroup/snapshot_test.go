@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
@@ -65,8 +66,7 @@ func TestSnapshot_scripts(t *testing.T) { scripts(t, 4) }
 
 // So has what any order of events leads to.
 func TestSnapshot_anyOrderOfEvents(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for range 100 {
 		b := make([]byte, 50+rng.IntN(400))

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 )
@@ -226,7 +227,7 @@ func TestPoint_frees(t *testing.T) {
 // TestPoint_atMostOneRequest: in whatever order events come, there is one owner, at most one request, and
 // the program gets the connection at most once.
 func TestPoint_atMostOneRequest(t *testing.T) {
-	seed := rand.Uint64()
+	seed := testenv.Seed(t)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for range 20_000 {
 		p := New(nil)
