@@ -701,35 +701,6 @@ func TestMakeTestWantsPackages(t *testing.T) {
 	}
 }
 
-// What verify.sh cannot look at is an error, and what it lacks the programs for is left out.
-func TestVerifyRuns(t *testing.T) {
-	bin := t.TempDir()
-	for name, script := range map[string]string{
-		"git":   `[ "$NO_FILES" != yes ] || exit 128; [ "$1" != ls-files ] || echo tools/verify.sh`,
-		"go":    `[ "$1" != generate ]`, // it must not be asked to, without llvm-strip
-		"clang": "", "gofmt": "",
-	} {
-		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(bash, filepath.Join(bin, "bash")); err != nil {
-		t.Fatal(err)
-	}
-	for _, noFiles := range []string{"no", "yes"} {
-		cmd := exec.Command("tools/verify.sh")
-		cmd.Env = []string{"PATH=" + bin, "NO_FILES=" + noFiles}
-		text, err := cmd.CombinedOutput()
-		if failed := err != nil; failed != (noFiles == "yes") {
-			t.Errorf("tools/verify.sh, git knows no files: %s: %v\n%s", noFiles, err, text)
-		}
-	}
-}
-
 // A test that draws a seed itself cannot be played again by tools/again, which would call what the test found flaky.
 func TestSeedsAreOfTestenv(t *testing.T) {
 	drawn := regexp.MustCompile(`(?i)seed\w* :?= (rand\.\w+\(\)|u?int64\(time\.Now)`)

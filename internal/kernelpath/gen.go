@@ -8,3 +8,4 @@ package kernelpath
 //
 //go:generate go tool -modfile=../../tools/pinned/go.mod bpf2go -go-package kernelpath -output-stem program -no-global-types -target bpfel,bpfeb program bpf/kernelpath.bpf.c -- -Wall -Wextra -Werror -Wno-unused-parameter -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 //go:generate go tool -modfile=../../tools/pinned/go.mod bpf2go -go-package kernelpath -output-stem fallback -no-global-types -target bpfel,bpfeb fallback bpf/fallback.bpf.c -- -Wall -Wextra -Werror -Wno-unused-parameter -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
+//go:generate sh -c "sha256sum bpf/*.[ch] gen.go *_bpfe[bl].* >bpf/objects.sha256"
