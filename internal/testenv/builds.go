@@ -8,8 +8,8 @@ import (
 )
 
 // Builds says that the outcome of a test depends on programs that the test builds and runs, or on the tests of a package,
-// which are a program, too: "cmd/node-agent", "pkg/rdma/verbs.test". "..." is all that images and charts are made of, and "*" all files
-// of the checkout.
+// which are a program, too: "cmd/node-agent", "pkg/rdma/verbs.test". "..." is all that images and charts are made of, "*" all files
+// of the checkout, and "machine" the kernel and the machine's programs that tests run.
 //
 // go test remembers outcomes. One holds until the test's own code changes, or a file of the module or a variable of the
 // environment that the test looked at; of what a test builds go knows nothing. So "make test" has a variable for each program, a

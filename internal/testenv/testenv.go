@@ -66,9 +66,13 @@ func Program(name string) Requirement {
 }
 
 // Need skips the test at the first requirement that this machine does not
-// meet, or fails it when [RequireEnv] lists that requirement.
+// meet, or fails it when [RequireEnv] lists that requirement. The outcome of the
+// test depends on the machine, then ([Builds]).
 func Need(t testing.TB, reqs ...Requirement) {
 	t.Helper()
+	if len(reqs) > 0 {
+		Builds("machine")
+	}
 	for _, r := range reqs {
 		err := r.check()
 		if err == nil {

@@ -7,7 +7,8 @@
 //
 // A test that builds programs looks at their variables ([testenv.Builds]), and go test, which remembers the outcome of a test
 // until something changes that the test looked at, runs it again when one of its programs is another one: a change of the
-// controller does not start the guests.
+// controller does not start the guests. One that asks for something of its machine ([testenv.Need]) looks at the variable of that:
+// it changes with the kernel and the programs that tests run.
 //
 // With -stamp all files of the checkout get a time that follows from their content. go test knows files by size and time: in
 // a fresh clone all would be other ones.
@@ -60,23 +61,26 @@ func printVariables(w io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	programs, err := hashPrograms(packages, common)
+	sums, err := hashPrograms(packages, common)
 	if err != nil {
 		return err
 	}
-	if programs["..."], err = hashFiles(dir, common, isProduct); err != nil {
+	if sums["..."], err = hashFiles(dir, common, isProduct); err != nil {
 		return err
 	}
-	if programs["*"], err = hashFiles(dir, common, func(string) bool { return true }); err != nil {
+	if sums["*"], err = hashFiles(dir, common, func(string) bool { return true }); err != nil {
 		return err
 	}
-	names := make([]string, 0, len(programs))
-	for p := range programs {
+	if sums["machine"], err = hashMachine(dir); err != nil {
+		return err
+	}
+	names := make([]string, 0, len(sums))
+	for p := range sums {
 		names = append(names, p)
 	}
 	slices.Sort(names)
 	for _, p := range names {
-		if _, err := fmt.Fprintf(w, "%s=%s\n", testenv.InputVariable(p), programs[p]); err != nil {
+		if _, err := fmt.Fprintf(w, "%s=%s\n", testenv.InputVariable(p), sums[p]); err != nil {
 			return err
 		}
 	}

@@ -68,7 +68,7 @@ func TestPrintVariables(t *testing.T) {
 	testenv.Builds("*") // go list
 	dir := checkout(t)
 	before := variables(t, dir)
-	all := []string{"checkout", "m_a", "m_b", "m_x_test", "product"}
+	all := []string{"checkout", "m_a", "m_b", "m_x_test", "machine", "product"}
 	if got := slices.Sorted(maps.Keys(before)); !slices.Equal(got, all) {
 		t.Fatalf("variables %q, want %q", got, all)
 	}
@@ -84,7 +84,7 @@ func TestPrintVariables(t *testing.T) {
 		{"x/x.go", "package x\n\nfunc X() { println() }\n", []string{"checkout", "m_a", "m_x_test", "product"}},
 		{"x/other.go", "//go:build !cgo && cgo\n\npackage x\n", []string{"checkout", "m_a", "m_x_test", "product"}},
 		{"x/new.go", "package x\n", []string{"checkout", "m_a", "m_x_test", "product"}},
-		{"go.mod", "module m\n\ngo 1.23\n", all},
+		{"go.mod", "module m\n\ngo 1.23\n", []string{"checkout", "m_a", "m_b", "m_x_test", "product"}},
 	} {
 		write(t, dir, tc.name, tc.text)
 		after := variables(t, dir)
