@@ -3,7 +3,9 @@
 package rdma
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,7 +23,7 @@ import (
 func update(s *suite) {
 	server, client := s.pair(load)
 	_, holder := s.pair(hold)
-	held := s.grows(holder, sum{}, 1)
+	s.grows(holder, sum{}, 1)
 	s.must(product.TagNextOn(s.Context(), s.plain))
 	for _, n := range s.hw {
 		s.must(product.TagNextOn(s.Context(), n))
@@ -30,6 +32,7 @@ func update(s *suite) {
 	s.onKernel(kernelHolder, kernelServer)
 	kernelLoaded, kernelHeld := s.grows(kernelLoader, sum{}, 20), s.grows(kernelHolder, sum{}, 20)
 	before := s.grows(client, s.soFar(client), 1)
+	drains := s.untilDrain(holder)
 	began := time.Now()
 	s.must(s.p.Install(s.Context(), product.TagNext, installed...))
 	s.must(s.rolledOut(product.TagNext))
@@ -42,6 +45,8 @@ func update(s *suite) {
 	s.onKernel(kernelHolder, kernelServer)
 	s.verdict(client, server, agentapi.CodeOK)
 	s.link(client, v1alpha1.RedundancySymmetric)
+	held, err := drains()
+	s.must(err)
 	now, err := s.last(holder)
 	s.must(err)
 	if !now.Ended || now.OK <= held.OK {
@@ -54,6 +59,33 @@ func update(s *suite) {
 	s.must(s.p.Install(s.Context(), image.ProductTag, installed...))
 	s.must(s.rolledOut(image.ProductTag))
 	s.grows(client, after, 20)
+}
+
+// untilDrain waits until an agent of a node with RDMA devices drains beside its successor, the first of them: each is at one end of
+// the pod's connection. The result ends that, and is what the pod had done until then.
+func (s *suite) untilDrain(p pod) (result func() (sum, error)) {
+	ctx, cancel := context.WithCancel(s.Context())
+	var had sum
+	seen := make(chan error, 1)
+	go func() {
+		seen <- product.EventuallyEvery(ctx, lookEvery, "an agent that drains", 2*soon, func() error {
+			for _, n := range s.hw {
+				pods, err := s.p.AgentPods(ctx, n.Name)
+				if err != nil {
+					return err
+				}
+				if len(pods) == 2 && pods[0].DeletionTimestamp != nil {
+					had, err = s.last(p)
+					return err
+				}
+			}
+			return errors.New("there is none")
+		})
+	}()
+	return func() (sum, error) {
+		cancel()
+		return had, <-seen
+	}
 }
 
 // rolledOut waits until each node has one agent, of that image, which accelerates where there is a device.
