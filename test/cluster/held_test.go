@@ -103,13 +103,7 @@ func heldSYNs(c *cluster) {
 	}
 	// Where SMC-R is required, a server without is refused at connect().
 	c.policy(ns, "must", "{mode: Required, podSelector: {matchLabels: {app: client}}}")
-	c.eventually("a server without SMC-R to be refused", soon, func() error {
-		what, took, err := c.tryConnect(client, plainServer.address())
-		if err == nil && (what != "connection refused" || took > held) {
-			err = fmt.Errorf("%s after %d ms", what, took)
-		}
-		return err
-	})
+	c.refuses(client, plainServer.address())
 	c.refusedCrossed(client, plainServer)
 	c.onSMCR(client, server.address())
 	c.kubectl("delete", "smcrpolicy", "-n", ns, "must")

@@ -3,10 +3,10 @@
 package cluster
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -112,12 +112,8 @@ func required(c *cluster) {
 	c.status(client, v1alpha1.PodStatusEnabled, soon)
 	c.status(peer, v1alpha1.PodStatusEnabled, soon)
 	c.onSMCR(client, peer.address())
-	c.eventually("the refusal", soon, func() error {
-		if c.once(client, plain.address()) == nil {
-			return errors.New("the connection without SMC-R worked")
-		}
-		return nil
-	})
+	c.condition(ns, "strict", v1alpha1.ConditionAccepted, "True")
+	c.refuses(client, plain.address())
 	c.event(ns, client.name, "SMCRRefused", plain.ip)
 	e, err := c.explain(client, plain.address())
 	c.must(err)
@@ -131,9 +127,10 @@ func required(c *cluster) {
 	// A pod of which all connections are refused is not on plain TCP, and nothing of that is
 	// left when there is no such policy.
 	const refused = v1alpha1.PodStatusRefused + ": REQUIRED"
+	c.refuses(other, plain.address())
 	c.eventually("the status "+refused, soon, func() error {
 		if c.once(other, plain.address()) == nil {
-			return errors.New("the connection without SMC-R worked")
+			c.Fatal("the connection without SMC-R worked")
 		}
 		var o corev1.Pod
 		c.must(c.p.Client.Get(c.Context(), other.key(), &o))
@@ -153,6 +150,23 @@ func required(c *cluster) {
 	c.kubectl("delete", "smcrpolicy", "-n", ns, "strict")
 	c.status(other, v1alpha1.PodStatusEnabled, shown)
 	c.status(client, v1alpha1.PodStatusEnabled, shown)
+}
+
+// refuses waits until the agent requires SMC-R to an address, and for as long as a policy may take to be in force, and fails the
+// test if the next connection is not refused.
+func (c *cluster) refuses(from pod, address string) {
+	c.Helper()
+	c.eventually("SMC-R to be required to "+address, soon, func() error {
+		e, err := c.explain(from, address)
+		if err == nil && !e.Required {
+			err = fmt.Errorf("explain says %s: %s", e.Code, e.Verdict)
+		}
+		return err
+	})
+	<-time.After(applied)
+	if what, took, err := c.tryConnect(from, address); err != nil || what != "connection refused" || took > held {
+		c.Errorf("%s to %s, where SMC-R is required: %s after %d ms, %v", from, address, what, took, err)
+	}
 }
 
 // isolation: with isolation Namespace the pods of a namespace share a stack, in which
