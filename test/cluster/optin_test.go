@@ -94,11 +94,19 @@ func untouched(c *cluster) {
 	for _, from := range pods[1:] {
 		c.must(c.once(from, pods[0].address()))
 	}
+	// The agents have seen these pods when they have carried out what later ones ask for.
+	for i, n := range c.n {
+		c.status(c.start(ns, podSpec{name: fmt.Sprintf("later%d", i), node: n, annotations: optedIn()})[0], v1alpha1.PodStatusEnabled, soon)
+	}
 	for _, p := range pods {
 		if !strings.Contains(p.name, "host") {
 			c.noTable(p)
 		}
-		c.status(p, "", soon)
+		var o corev1.Pod
+		c.must(c.p.Client.Get(c.Context(), p.key(), &o))
+		if status, ok := o.Annotations[v1alpha1.AnnotationStatus]; ok {
+			c.Errorf("%s has the status %q", p, status)
+		}
 		links, err := c.links(p)
 		c.must(err)
 		if len(links) > 0 {

@@ -201,7 +201,7 @@ func (s *suite) holdsOnKernel(o *corev1.Pod, n *guest.Node) (p pod) {
 	s.Helper()
 	s.eventually("a connection of "+o.Name+" on SMC-R", func() error {
 		_, p = s.withFunction(o.DeepCopy(), n, v1alpha1.PodStatusKernel)
-		conns := s.connsOf(p)
+		conns, _ := s.connsOf(p)
 		if len(conns) == 1 && conns[0].Mode == "TCP" {
 			s.delete(p)
 		}
