@@ -50,6 +50,15 @@ helm upgrade --install kube-smcr charts/kube-smcr --namespace $ns --wait --timeo
 	--set image.repository="${IMAGE%:*}",image.tag="${IMAGE##*:}",image.pullPolicy="$PULL_POLICY" \
 	--set agent.resources.cpu=200m,agent.resources.memory=640Mi,agent.budgets.node.memory=256MiB,agent.budgets.node.sockets=128MiB,agent.budgets.pod.memory=128MiB ||
 	fail "helm install did not succeed"
+count() {
+	local list
+	list=$(kubectl get "$1" -o name) && grep -c . <<<"$list"
+}
+every_node() {
+	local nodes agents
+	nodes=$(count nodes) && agents=$(count smcrnodes) && [ "$agents" -eq "$nodes" ]
+}
+until_true 60 "an SMCRNode of each node" every_node
 until_true 60 "every node's agent" kubectl wait --for=condition=Ready smcrnodes --all --timeout=1s
 kubectl get smcrnodes
 
@@ -78,9 +87,11 @@ done
 
 echo "== uninstall"
 helm uninstall kube-smcr --namespace $ns --wait --timeout 4m || fail "helm uninstall did not succeed"
-[ -z "$(kubectl get smcrnodes,smcrlinks --no-headers 2>/dev/null)" ] || fail "objects are left"
+left=$(kubectl get smcrnodes,smcrlinks --no-headers) || fail "kubectl does not say which objects are left"
+[ -z "$left" ] || fail "objects are left: $left"
 kubectl -n smcr-check exec client -- redis-cli -h "$redis" ping ||
 	fail "redis does not answer once kube-smcr is gone"
-[ -z "$(status client)" ] || fail "the pod still has smcr.io/status"
+left=$(status client) || fail "kubectl does not say what the pod has"
+[ -z "$left" ] || fail "the pod still has smcr.io/status: $left"
 kubectl delete namespace smcr-check $ns --wait=false >/dev/null
 echo "check: ok"
