@@ -74,7 +74,11 @@ func run(ctx context.Context, base string, budget time.Duration, list bool) erro
 	if err := command(ctx, os.Environ(), os.Stdout, "go", "build", "./..."); err != nil {
 		return fmt.Errorf("build: %w", err)
 	}
-	late, err := test(ctx, append([]string{"."}, todo.changed...))
+	env, err := environment(ctx)
+	if err != nil {
+		return err
+	}
+	late, err := test(ctx, env, append([]string{"."}, todo.changed...))
 	if len(late) > 0 {
 		err = errors.Join(err, fmt.Errorf("no time for %s; -for gives more", strings.Join(late, " ")))
 	}
@@ -85,7 +89,7 @@ func run(ctx context.Context, base string, budget time.Duration, list bool) erro
 		}
 	}
 	if len(todo.importers) > 0 && ctx.Err() == nil {
-		late, err := test(ctx, todo.importers)
+		late, err := test(ctx, env, todo.importers)
 		if len(late) > 0 {
 			fmt.Printf("check: no time for %s, which import what changed: make test PKG='%[1]s'\n", strings.Join(late, " "))
 		}
@@ -136,10 +140,19 @@ func lint(ctx context.Context, dirs []string) error {
 	return command(ctx, env, os.Stdout, "go", args...)
 }
 
+// environment is that of the tests, with what go test cannot know that they build and run.
+func environment(ctx context.Context) ([]string, error) {
+	inputs, err := output(ctx, "go", "run", "./tools/inputs")
+	if err != nil {
+		return nil, err
+	}
+	return append(os.Environ(), strings.Fields(inputs)...), nil
+}
+
 // test tests packages, and returns those for which there was no time.
-func test(ctx context.Context, dirs []string) (late []string, err error) {
+func test(ctx context.Context, env, dirs []string) (late []string, err error) {
 	var text bytes.Buffer
-	err = command(ctx, os.Environ(), io.MultiWriter(os.Stdout, &text), "go", append([]string{"test", "-short", "-timeout=" + longest.String()}, patterns(dirs)...)...)
+	err = command(ctx, env, io.MultiWriter(os.Stdout, &text), "go", append([]string{"test", "-short", "-timeout=" + longest.String()}, patterns(dirs)...)...)
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,5 +106,27 @@ func TestChangedFiles(t *testing.T) {
 	}
 	if _, err := changedFiles(context.Background(), "nowhere"); err == nil || !strings.Contains(err.Error(), "-base") {
 		t.Errorf("without the branch: %v", err)
+	}
+}
+
+// Tests have the variables that tools/inputs prints.
+func TestEnvironment(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for name, text := range map[string]string{
+		"go.mod":               "module m\n\ngo 1.26\n",
+		"tools/inputs/main.go": "package main\n\nimport \"os\"\n\nfunc main() { os.Stdout.WriteString(\"A_INPUT=1\\nB_INPUT=2\\n\") }\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	env, err := environment(t.Context())
+	for _, v := range []string{"A_INPUT=1", "B_INPUT=2"} {
+		if err != nil || !slices.Contains(env, v) {
+			t.Errorf("%s is not there, %v", v, err)
+		}
 	}
 }
