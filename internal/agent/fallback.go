@@ -150,13 +150,24 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 		//	                          Forget
 		//	Bypass
 		//	requires: yes
-		if err := px.redirect.Forget(); err != nil {
+		if err := px.forgetDestinations(); err != nil {
 			px.log.Warn("negative cache not emptied, so that new connections may be plain TCP though SMC-R is required", "peer", s.dst, "err", err)
 		}
 		return 0
 	}
 	px.agent.bypasses.add(agentapi.Bypass{Pod: s.pod.String(), Dest: s.dst, Reason: code, Until: time.Now().Add(ttl)})
 	return ttl
+}
+
+// forgetDestinations empties the negative cache, and with it what the agent knows of its entries and of destinations
+// that were asked for held SYNs.
+func (px *proxy) forgetDestinations() error {
+	if err := px.redirect.Forget(); err != nil {
+		return err
+	}
+	px.hold.Load().forget()
+	px.agent.bypasses.forget(podOf((*px.atts.Load())[0]).String())
+	return nil
 }
 
 // temporary reports whether a reason passes by itself.

@@ -293,20 +293,24 @@ func (r lateRedirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 }
 
 // TestProxy_bypassLate: a destination for which SMC-R is required by the time that it is entered into the negative cache does
-// not stay there.
+// not stay there. The negative cache is emptied, and no other destination counts as one that is there.
 func TestProxy_bypassLate(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
 	p := b.proxy("a")
-	s := p.outboundTo("192.0.2.9:80")
+	s, other := p.outboundTo("192.0.2.9:80"), p.outboundTo("192.0.2.9:81")
 	p.px.redirect = lateRedirect{p.redir, func() {
 		b.put("", requireAll)
 		must(t, p.px.update(*p.px.atts.Load()))
+		b.a.bypasses.add(agentapi.Bypass{Pod: "test/a", Dest: other.dst, Until: time.Now().Add(time.Hour)}) // of another session
 	}}
 	if p.px.bypass(s, agentapi.CodeRendezvous, false) {
 		t.Error("the destination is left alone, though SMC-R is required")
 	}
 	if got := p.redir.forgot; got != 2 { // by update and, behind the entry, by bypass
 		t.Errorf("the negative cache was emptied %d times, want 2", got)
+	}
+	if got := b.a.bypasses.list(time.Now()); len(got) > 0 {
+		t.Errorf("the negative cache is empty, and %v counts as left alone", got)
 	}
 }
 

@@ -143,12 +143,9 @@ func (m *manager) addNewDevices(p *pod) {
 	}
 	p.openCount, p.addErr = count, ""
 	// Some destinations may be in the negative cache because there was no device.
-	if err := p.proxy.redirect.Forget(); err != nil {
+	if err := p.proxy.forgetDestinations(); err != nil {
 		p.proxy.log.Debug("negative cache not emptied; its entries end by themselves", "err", err)
-		return
 	}
-	p.proxy.hold.Load().forget()
-	m.a.bypasses.forget(podOf(p.atts[0]).String())
 }
 
 func addDevices(s stack, open []rdma.Device) error {

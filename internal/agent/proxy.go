@@ -286,11 +286,9 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 	now := px.policiesNow()
 	if !slices.EqualFunc(px.policies, now, config.OnlyPeersMoved) {
 		// A destination in the negative cache may be one that must be on SMC-R now.
-		if err := px.redirect.Forget(); err != nil {
+		if err := px.forgetDestinations(); err != nil {
 			return err
 		}
-		px.hold.Load().forget()
-		px.agent.bypasses.forget(podOf(atts[0]).String())
 	}
 	px.policies = now
 	if err := px.updateTable(); err != nil {
