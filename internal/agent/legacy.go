@@ -66,8 +66,10 @@ func (ls *legacies) closeListeners(now time.Time) {
 func (ls *legacies) stopFinished(now time.Time) {
 	kept := ls.proxies[:0]
 	for _, l := range ls.proxies {
-		idle := now.After(l.until) && l.agent.sessions.count(l.proxy) == 0 && !l.delivers()
-		if gone := l.net.gone(); !gone && !idle {
+		gone := l.net.gone()
+		idle := now.After(l.until) && l.agent.sessions.count(l.proxy) == 0
+		// The proxy resigns here, since others that share the stack are looked at before the proxy has stopped.
+		if finished := (gone || idle) && l.resign(); !gone && !finished {
 			kept = append(kept, l)
 			continue
 		}

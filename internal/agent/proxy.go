@@ -36,6 +36,7 @@ type proxy struct {
 	// account is the pod's. memory is the account of the stack's memory and queue pairs: the pod's
 	// or, if pods share the stack, theirs.
 	account, memory *account
+	resigned        bool // the stack is others' to close; owned by whoever drains and stops the proxy
 	// set are the stack's devices. It is the proxy's from startProxy to stop.
 	set *rnics.Set
 
@@ -468,7 +469,7 @@ func (px *proxy) drain(ctx context.Context) {
 		px.sleep(diverts)
 		px.closeListeners()
 		px.sessionTasks.Wait()
-		for px.delivers() && px.sleep(drainPoll) {
+		for !px.resign() && px.sleep(drainPoll) {
 			continue
 		}
 		close(done)
@@ -481,14 +482,15 @@ func (px *proxy) drain(ctx context.Context) {
 	}
 }
 
-// delivers reports whether the proxy's stack has bytes of connections that ended in order: a session is over when its
+// resign ends the use of the stack, if others use it, by a proxy that has no sessions any more, and reports whether the proxy
+// may stop. The last one stays while the stack has bytes of connections that ended in order: a session is over when its
 // application has closed the connection, whose last bytes may still be here, since the peer's application reads slowly. Closing
-// the stack would reset these connections. One that other pods use stays open.
-func (px *proxy) delivers() bool {
-	if s, ok := px.stack.(*sharedStack); ok && !s.hasOneUser() {
-		return false
+// the stack would reset these connections.
+func (px *proxy) resign() bool {
+	if s, ok := px.stack.(*sharedStack); ok && !px.resigned {
+		px.resigned = s.resign()
 	}
-	return px.stack.Stats().Closing > 0
+	return px.resigned || px.stack.Stats().Closing == 0
 }
 
 // closeHold lets go what is held.
@@ -534,7 +536,9 @@ func (px *proxy) stop(code agentapi.Code, gone bool) error {
 	px.abort(code)
 	px.tasks.Wait()
 	px.agent.proxies.remove(px)
-	errs = append(errs, px.stack.Close())
+	if !px.resigned {
+		errs = append(errs, px.stack.Close())
+	}
 	px.sessionTasks.Wait()
 	px.account.close()
 	errs = append(errs, px.set.Release())

@@ -224,7 +224,7 @@ func TestProxy_drainDelivers(t *testing.T) {
 			inner := &fakeStack{closing: 1}
 			p.px.stack = inner
 			if tt.users > 0 {
-				p.px.stack = &sharedStack{stack: inner, pool: &stackPool{}, users: tt.users}
+				p.px.stack = &sharedStack{stack: inner, pool: &stackPool{}, account: b.a.ledger.openShared(1), users: tt.users}
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

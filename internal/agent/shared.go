@@ -86,11 +86,22 @@ func (s *sharedStack) Close() error {
 	return err
 }
 
-// hasOneUser reports whether one proxy uses the stack, so that its Close closes the stack.
-func (s *sharedStack) hasOneUser() bool {
+// resign ends the use by one proxy, which does not call Close then, if others use the stack, and reports whether they do. Of
+// proxies that stop together exactly one is the last, and knows so before it closes the stack:
+//
+//	pod A                      pod B
+//	resign: B uses the stack
+//	                           resign: the last one
+//	stops                      waits, and stops: Close
+func (s *sharedStack) resign() bool {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	return s.users == 1
+	if s.users == 1 {
+		return false
+	}
+	s.users--
+	s.account.join(-1)
+	return true
 }
 
 // proxies are all proxies of the agent, those that it handed over included, since they have link

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -90,6 +91,90 @@ func TestOpenStack(t *testing.T) {
 	s.a.unable = unable{"no BPF here", agentapi.CodeNoOption}
 	if px := s.pod("x", "f", nil); value(px.openStack())(t) != (noStack{}) {
 		t.Error("a node that cannot use SMC-R has a stack")
+	}
+}
+
+// newClosing is two pods on one stack with a connection that ended, and has bytes to deliver still.
+func newClosing(t *testing.T) (f *fakeStack, a, b *proxy) {
+	t.Helper()
+	s := newSharing(t)
+	a, b = s.pod("x", "a", nil), s.pod("x", "b", nil)
+	s.open(a)
+	s.open(b)
+	f = s.made[0]
+	f.closing = 1
+	return f, a, b
+}
+
+// TestSharedStack_legaciesDeliver: of pods that were handed over together and share a stack, exactly one stays until all is
+// delivered.
+func TestSharedStack_legaciesDeliver(t *testing.T) {
+	f, a, b := newClosing(t)
+	stops := make(chan struct{})
+	a.tasks.Go(func() { <-stops }) // a is still stopping when b is looked at
+	now := time.Unix(1000, 0)
+	var ls legacies
+	ls.add(a, now)
+	ls.add(b, now)
+	now = now.Add(handoverTTL + 1)
+	ls.stopFinished(now)
+	if len(ls.proxies) != 1 || ls.proxies[0].proxy != b {
+		t.Errorf("%d proxies stay, want the second one", len(ls.proxies))
+	}
+	close(stops)
+	ls.ending.Wait()
+	if ls.stopFinished(now); len(ls.proxies) != 1 || f.closed {
+		t.Errorf("behind the first one's stop %d proxies stay; the stack is closed: %t", len(ls.proxies), f.closed)
+	}
+	f.change(func() { f.closing = 0 })
+	ls.stopFinished(now)
+	ls.ending.Wait()
+	if len(ls.proxies) != 0 || !f.closed || a.memory.pods != 0 {
+		t.Errorf("all is delivered: %d proxies stay; the stack is closed: %t, and its account of %d pods", len(ls.proxies), f.closed, a.memory.pods)
+	}
+}
+
+// TestSharedStack_goneDeliver: a pod that is gone does not count as one that keeps the stack.
+func TestSharedStack_goneDeliver(t *testing.T) {
+	f, a, b := newClosing(t)
+	a.net.(*fakePod).isGone = true
+	stops := make(chan struct{})
+	a.tasks.Go(func() { <-stops })
+	now := time.Unix(1000, 0)
+	var ls legacies
+	ls.add(a, now)
+	ls.add(b, now)
+	ls.stopFinished(now.Add(handoverTTL + 1))
+	close(stops)
+	ls.ending.Wait()
+	if len(ls.proxies) != 1 || f.closed {
+		t.Errorf("%d proxies stay, want 1; the stack is closed: %t", len(ls.proxies), f.closed)
+	}
+}
+
+// TestSharedStack_drainsDeliver: of pods that share a stack and are left together, exactly one waits until all is delivered,
+// also if the other one has not stopped yet.
+func TestSharedStack_drainsDeliver(t *testing.T) {
+	f, a, b := newClosing(t)
+	a.drain(t.Context())
+	drained := make(chan struct{})
+	go func() {
+		b.drain(t.Context())
+		close(drained)
+	}()
+	select {
+	case <-drained:
+		t.Error("the last pod's bytes are not waited for")
+	case <-time.After(3 * drainPoll):
+	}
+	must(t, a.stop(agentapi.CodeDraining, false))
+	if f.closed {
+		t.Error("the first pod's stop closes the stack")
+	}
+	f.change(func() { f.closing = 0 })
+	<-drained
+	if must(t, b.stop(agentapi.CodeDraining, false)); !f.closed {
+		t.Error("the last pod's stop does not close the stack")
 	}
 }
 
