@@ -113,6 +113,10 @@ func (px *proxy) inbound(ctx context.Context, tcp *net.TCPConn, dst netip.AddrPo
 //	data ------------> the relay's socket has it
 //	                   SYN, after 3, 7, 15 ... s --->  takes it
 //	                   data ------------------------>
+//
+// A client whose application's SYN was held resets the connection behind the Decline, and goes directly, and others give up. The
+// dial ends with them: it would take a place in the backlog for a connection that is over. A client that has only ended its
+// stream is still there.
 func (px *proxy) inboundLate(ctx context.Context, s *session, tcp *net.TCPConn, dial *appDial) {
 	why := fallback{code: agentapi.CodeBacklog}
 	c, err := px.stack.server(ctx, tcp, declineReason(why.code))
@@ -124,12 +128,26 @@ func (px *proxy) inboundLate(ctx context.Context, s *session, tcp *net.TCPConn, 
 	}
 	s.reservation.becomeRelay() // a client whose connections wait holds no pending connection of others
 	px.notifyBudget()
-	if err := dial.result(); err != nil {
-		_ = c.Abort() // an error says no more than that the connection is broken already
+	left := false
+	for !dial.endsWithin(px.agent.cfg.clientEvery) {
+		if over, err := linux.IsOver(tcp); err == nil && over { // an error: the session was aborted, and the dial ends
+			left = true
+			dial.stop()
+		}
+	}
+	err = dial.result()
+	if err == nil {
+		px.relayTCP(s, c, tcp, why)
+		return
+	}
+	_ = c.Abort() // an error says no more than that the connection is broken already
+	if !left {
 		px.resetBroken(s, nil, agentapi.CodeApplication, err)
 		return
 	}
-	px.relayTCP(s, c, tcp, why)
+	why.detail = "the client left before the application took the connection"
+	px.record(s, smcr.ModeTCP.String(), why)
+	px.agent.metrics.fallback(why.code)
 }
 
 // appDial is a dial to the pod's application, for an inbound session.

@@ -254,6 +254,7 @@ func TestProxy_inboundBacklog(t *testing.T) {
 		said     error // by the application, at last
 		err      error // of the rendezvous
 		aborted  bool  // the session, while the application waits
+		left     bool  // the client resets the connection then
 
 		waits   use // what it uses meanwhile
 		want    string
@@ -263,6 +264,7 @@ func TestProxy_inboundBacklog(t *testing.T) {
 		{name: "tcp", policies: preferAll, waits: use{Relays: 1}, want: "TCP", code: agentapi.CodeBacklog, decline: []clc.Reason{clc.ReasonInternal}},
 		{name: "refuses at last", policies: preferAll, said: refused, waits: use{Relays: 1}, want: "reset", code: agentapi.CodeApplication, decline: []clc.Reason{clc.ReasonInternal}},
 		{name: "aborted", policies: preferAll, aborted: true, waits: use{Relays: 1}, want: "reset", code: agentapi.CodeDraining, decline: []clc.Reason{clc.ReasonInternal}},
+		{name: "the client goes", policies: preferAll, left: true, waits: use{Relays: 1}, want: "TCP", code: agentapi.CodeBacklog, decline: []clc.Reason{clc.ReasonInternal}},
 		{name: "the rendezvous breaks", policies: preferAll, err: errors.New("no CLC"), want: "reset", code: agentapi.CodeRendezvous, decline: []clc.Reason{clc.ReasonInternal}},
 		{name: "required", policies: requireAll, waits: use{Pending: 1}, want: "SMC-R", decline: []clc.Reason{clc.ReasonNone}},
 		{name: "required, refuses at last", policies: requireAll, said: refused, waits: use{Pending: 1}, want: "reset", code: agentapi.CodeApplication},
@@ -270,7 +272,7 @@ func TestProxy_inboundBacklog(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newAbleBare(t, "", tt.policies)
 			b.stack.set(smcr.ModeSMCR, clc.ReasonNone, tt.err)
-			b.a.cfg.appPatience = 10 * time.Millisecond
+			b.a.cfg.appPatience, b.a.cfg.clientEvery = 10*time.Millisecond, 10*time.Millisecond
 			p := b.proxy("a")
 			p.app = b.server()
 			takes := make(chan struct{})
@@ -291,18 +293,27 @@ func TestProxy_inboundBacklog(t *testing.T) {
 				eventually(t, func() string { return cmp.Diff(tt.waits, b.use()) })
 				wantLive(t, far)
 			}
-			if tt.aborted {
+			switch {
+			case tt.aborted:
 				b.a.sessions.list(nil)[0].abort(agentapi.CodeDraining)
-			} else {
+			case tt.left:
+				reset(far)
+			default:
 				close(takes)
 			}
-			if tt.want == agentapi.ModeReset {
+			switch {
+			case tt.want == agentapi.ModeReset:
 				wantReset(t, far)
-			} else {
+			case !tt.left:
 				exchange(t, far, 100_000)
 			}
 			<-done
-			b.wantEnded(tt.want, tt.code, "")
+			if !tt.left {
+				b.wantEnded(tt.want, tt.code, "")
+			} else if d := b.decided(); d.Mode != tt.want || d.Reason != tt.code || b.a.metrics.sum().connsTCP != 0 {
+				t.Errorf("decision %+v, want %s %q; and nothing was carried", d, tt.want, tt.code)
+			}
+			b.wantFree()
 			if d := cmp.Diff(tt.decline, b.stack.declined); d != "" {
 				t.Errorf("declined (-want +got):\n%s", d)
 			}

@@ -135,6 +135,8 @@ const (
 	// connection that must be on SMC-R waits for appTimeout.
 	appPatience = 3200 * time.Millisecond
 	appTimeout  = 10 * time.Second
+	// clientEvery: behind a Decline the agent dials the application for dialTimeout, and the client may have gone.
+	clientEvery = time.Second
 
 	// Outbound listeners are on ports that programs use for connections and not to listen: Linux's
 	// default range. The factor spreads the inode numbers of namespaces, which are close to each

@@ -48,6 +48,8 @@ type platform struct {
 	parkAfter time.Duration
 	// appPatience is how long an inbound connection waits for its application before it is plain TCP.
 	appPatience time.Duration
+	// clientEvery is the pause between two looks whether the client of such a connection is still there.
+	clientEvery time.Duration
 	// arrivalPatience is how long a session on SMC-R waits for the application's connection, whose SYN was diverted.
 	arrivalPatience time.Duration
 }
@@ -107,6 +109,9 @@ func (p *platform) setDefaults(dataDir string) {
 	}
 	if p.appPatience == 0 {
 		p.appPatience = appPatience
+	}
+	if p.clientEvery == 0 {
+		p.clientEvery = clientEvery
 	}
 	if p.arrivalPatience == 0 {
 		p.arrivalPatience = arrivalPatience

@@ -12,7 +12,7 @@ import (
 )
 
 // TestHungUp: of a connection that was reset HungUp tells after somebody was told, and else when both streams have
-// ended.
+// ended. IsOver tells of each reset.
 func TestHungUp(t *testing.T) {
 	ok := func(err error) {
 		t.Helper()
@@ -31,18 +31,19 @@ func TestHungUp(t *testing.T) {
 		name string
 		do   func(c, far *net.TCPConn)
 		want bool
+		over bool
 	}{
-		{"open", func(_, _ *net.TCPConn) {}, false},
-		{"the peer has ended its stream", func(c, far *net.TCPConn) { ok(far.CloseWrite()); atEnd(c) }, false},
-		{"we have ended ours", func(c, _ *net.TCPConn) { ok(c.CloseWrite()) }, false},
-		{"both have ended", func(c, far *net.TCPConn) { ok(far.CloseWrite()); ok(c.CloseWrite()); atEnd(c) }, true},
-		{"the peer has reset it, and nobody was told", func(_, far *net.TCPConn) { ok(far.SetLinger(0)); ok(far.Close()) }, false},
+		{"open", func(_, _ *net.TCPConn) {}, false, false},
+		{"the peer has ended its stream", func(c, far *net.TCPConn) { ok(far.CloseWrite()); atEnd(c) }, false, false},
+		{"we have ended ours", func(c, _ *net.TCPConn) { ok(c.CloseWrite()) }, false, false},
+		{"both have ended", func(c, far *net.TCPConn) { ok(far.CloseWrite()); ok(c.CloseWrite()); atEnd(c) }, true, true},
+		{"the peer has reset it, and nobody was told", func(_, far *net.TCPConn) { ok(far.SetLinger(0)); ok(far.Close()) }, false, true},
 		{"the peer has ended its stream and then reset it", func(c, far *net.TCPConn) {
 			ok(far.CloseWrite())
 			ok(far.SetLinger(0))
 			ok(far.Close())
 			atEnd(c)
-		}, false},
+		}, false, true},
 		{"a write was told of the reset", func(c, far *net.TCPConn) {
 			ok(far.SetLinger(0))
 			ok(far.Close())
@@ -55,7 +56,7 @@ func TestHungUp(t *testing.T) {
 				}
 			}
 			atEnd(c)
-		}, true},
+		}, true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -71,6 +72,9 @@ func TestHungUp(t *testing.T) {
 			tt.do(c, far)
 			if got, err := HungUp(c); err != nil || got != tt.want {
 				t.Errorf("HungUp = %t, %v, want %t", got, err, tt.want)
+			}
+			if got, err := IsOver(c); err != nil || got != tt.over {
+				t.Errorf("IsOver = %t, %v, want %t", got, err, tt.over)
 			}
 		})
 	}

@@ -271,15 +271,28 @@ func LimitBuffers(c *net.TCPConn, bytes int) error {
 // both ended, or somebody was told of a reset. The kernel tells of that once, and reads find the end of
 // the stream from then on.
 func HungUp(c *net.TCPConn) (over bool, err error) {
+	ends, err := pollEnds(c)
+	return ends&(unix.POLLHUP|unix.POLLERR) == unix.POLLHUP, err
+}
+
+// IsOver reports whether both streams of a connection are over: they have both ended, or the connection was reset, whether
+// somebody was told or not.
+func IsOver(c *net.TCPConn) (over bool, err error) {
+	ends, err := pollEnds(c)
+	return ends&unix.POLLHUP != 0, err
+}
+
+// pollEnds is what poll tells of a connection without being asked for anything: POLLHUP and POLLERR.
+func pollEnds(c *net.TCPConn) (ends int16, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	err = withFD(raw, func(fd int) error {
 		p := [...]unix.PollFd{{Fd: int32(fd)}}
 		_, err := unix.Poll(p[:], 0)
-		over = p[0].Revents&(unix.POLLHUP|unix.POLLERR) == unix.POLLHUP
+		ends = p[0].Revents
 		return os.NewSyscallError("poll", err)
 	})
-	return over, err
+	return ends, err
 }
