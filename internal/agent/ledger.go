@@ -235,11 +235,15 @@ func (a *account) takeLocked(r resource, n int) (full string) {
 		a.add(r, n)
 		return ""
 	}
-	full = nodeFull
+	return a.refuse(r, a.fullFor(r, n))
+}
+
+// fullFor is the budget that has not n of a resource. ledger.mu is held.
+func (a *account) fullFor(r resource, n int) string {
 	if a.used[r]+n > a.limit[r] {
-		full = podFull
+		return podFull
 	}
-	return a.refuse(r, full)
+	return nodeFull
 }
 
 // refuse counts a refusal because of a budget, which refuse returns. ledger.mu is held.
@@ -279,12 +283,13 @@ func (a *account) add(r resource, n int) {
 }
 
 // takeFor is take for a link group with a client, which gets no more than other clients leave to it: see sourceMost.
-// The zero Addr is no client.
+// The zero Addr is no client. A client that has its share is refused with ErrClientShare also where a budget is full: the end of
+// others' idle link groups would not help that client, since a pod that uses less has more room, and the share stays as it was.
 func (l *ledger) takeFor(a *account, client netip.Addr, r resource, n int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a.hasMost(client, r) {
-		_ = a.refuse(r, sourceFull)
+		_ = a.refuse(r, a.shareFull(r, n))
 		return smcr.ErrClientShare
 	}
 	if full := a.takeLocked(r, n); full != "" {
@@ -442,6 +447,15 @@ func (a *account) hasMost(source netip.Addr, r resource) bool {
 	return u != nil && 100*u[r] >= sourceMost*a.most(r)
 }
 
+// shareFull is why a client that hasMost of a resource gets no n more of it: others get none either, or it is kept for them.
+// ledger.mu is held.
+func (a *account) shareFull(r resource, n int) string {
+	if n > a.room(r) {
+		return a.fullFor(r, n)
+	}
+	return sourceFull
+}
+
 // count adds to what the reservation's client uses.
 func (rv *reservation) count(r resource, n int) { rv.account.countOf(rv.source, r, n) }
 
@@ -494,7 +508,7 @@ func (l *ledger) takeConn(rv *reservation) (full string) {
 	defer l.mu.Unlock()
 	a := rv.account
 	if a.hasMost(rv.source, conns) {
-		return sourceFull
+		return a.shareFull(conns, 1)
 	}
 	if full = a.takeLocked(conns, 1); full == "" {
 		rv.conn = true

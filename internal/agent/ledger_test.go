@@ -14,6 +14,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
 func budget(each int) config.Budget {
@@ -379,6 +380,64 @@ func TestAccount_connsOfOne(t *testing.T) {
 	}
 	if len(pod.sources) != 0 || pod.used != (amounts{}) {
 		t.Errorf("left: %v, %v", pod.sources, pod.used)
+	}
+}
+
+// TestAccount_shareOfFullNode: where other pods have filled the node, a pod's client is refused for that, and not because something
+// is kept for other clients, though it has all that the pod uses. Where the pod's budget is full, that is why. In each case the
+// client has its share: it gets nothing of what ends of others.
+func TestAccount_shareOfFullNode(t *testing.T) {
+	client := netip.MustParseAddr("10.0.0.1")
+	for _, tt := range []struct {
+		name      string
+		node, pod int // budgets
+		has, own  int // what the client has, and the pod's own connections
+		want      string
+	}{
+		{"the other pod has filled the node", 80, 80, 30, 0, nodeFull},
+		{"and the pod has something of its own", 80, 80, 30, 10, nodeFull},
+		{"the pod's budget is full", 200, 16, 12, 4, podFull},
+		{"there is room", 200, 16, 12, 0, sourceFull},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			b := config.Budget{MemoryBytes: tt.node, Conns: tt.node, Relays: 100, Pending: 100}
+			l := newLedger(b)
+			other := l.open(b)
+			b.MemoryBytes, b.Conns = tt.pod, tt.pod
+			pod := l.open(b)
+			must(t, pod.Take(netip.Addr{}, tt.own))
+			must(t, fullError(pod.take(conns, tt.own)))
+			conn := func() string {
+				rv, _ := pod.reserve(client, true)
+				full := rv.takeConn()
+				if full == "" {
+					rv.becomeConn()
+				}
+				return full
+			}
+			for range tt.has {
+				must(t, pod.Take(client, 1))
+				must(t, fullError(conn()))
+			}
+			for other.Take(netip.Addr{}, 1) == nil {
+				must(t, fullError(other.take(conns, 1)))
+			}
+			if err := pod.Take(client, 1); !errors.Is(err, smcr.ErrClientShare) {
+				t.Errorf("more memory: %v", err)
+			}
+			if _, full := pod.memoryRefusals(); full != tt.want {
+				t.Errorf("memory: %q, want %q", full, tt.want)
+			}
+			if full := conn(); full != tt.want {
+				t.Errorf("connections: %q, want %q", full, tt.want)
+			}
+			if tt.own > 0 {
+				pod.Give(netip.Addr{}, 1)
+				if err := pod.Take(client, 1); !errors.Is(err, smcr.ErrClientShare) {
+					t.Errorf("after something of the pod's own ended: %v", err)
+				}
+			}
+		})
 	}
 }
 
