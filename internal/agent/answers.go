@@ -518,7 +518,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
-		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset", agentapi.ModeEnded: "ended"}[last.Mode]
+		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset", agentapi.ModeEnded: "ended", agentapi.ModeConnecting: "never connected"}[last.Mode]
 		who := ""
 		if last.PeerDeclined {
 			who = "the peer declined: "

@@ -18,6 +18,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/synqueue"
 )
 
 // onDevice binds a socket to an interface.
@@ -104,13 +105,39 @@ func TestHold_lost(t *testing.T) {
 		t.Fatal(r)
 	}
 	eventually(t, func() string {
-		if e := value(l.a.client.Explain(t.Context(), podA, dst))(t); e.Code != agentapi.CodeUndiverted {
+		if e := value(l.a.client.Explain(t.Context(), podA, dst))(t); e.Code != agentapi.CodeUndiverted || len(e.Recent) == 0 || e.Recent[0].Mode != agentapi.ModeConnecting {
 			return fmt.Sprintf("explanation %+v, want %s", e, agentapi.CodeUndiverted)
 		}
 		return ""
 	})
 	if r := l.a.pod.try(t, attempt{dst: dst, limit: waitLimit / 2}); r.who != "server" {
 		t.Error(r)
+	}
+}
+
+// whereHolder is a holder whose connections' sockets wait for the answer to their SYN, or do not.
+type whereHolder struct {
+	holder
+	waits bool
+}
+
+func (h whereHolder) Where(synqueue.Conn) (waits, bound bool, err error) { return h.waits, false, nil }
+
+// TestHold_lostWaits: only a connection whose SYN was not answered is lost. One that reached a listener of the agent, from which
+// it came too late, says nothing about its destination, nor does one that ended.
+func TestHold_lostWaits(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		b := newAbleBare(t, "  negativeCacheTTL: 100s\n", preferAll)
+		p := b.proxy("a")
+		s := p.outboundTo("192.0.2.9:80")
+		h := &hold{px: p.px, holder: whereHolder{waits: waits}}
+		h.lost(s, synqueue.Conn{Src: s.src, Dst: s.dst})
+		if len(p.redir.bypassed) > 0 != waits || len(b.a.decisions.list()) > 0 != waits {
+			t.Errorf("waits %t: left alone %v, decisions %+v", waits, p.redir.bypassed, b.a.decisions.list())
+		}
+		if got := b.a.metrics.sum().reasons[agentapi.CodeUndiverted] > 0; got != waits {
+			t.Errorf("waits %t: metrics %+v", waits, b.a.metrics.sum())
+		}
 	}
 }
 

@@ -41,7 +41,7 @@ import (
 type holder interface {
 	Run(ctx context.Context) error
 	Answer(c synqueue.Conn, d synqueue.Decision, f synqueue.Finding) (wasHeld bool, err error)
-	Where(c synqueue.Conn) (there, bound bool, err error)
+	Where(c synqueue.Conn) (waits, bound bool, err error)
 	Forget()
 	Counters() linux.HolderCounters
 	Number() uint16
@@ -494,19 +494,19 @@ func (h *hold) carry(ctx context.Context, s *session, conn synqueue.Conn, c peer
 // lost ends a session whose application still waits, although its SYN was diverted: something in the pod drops what goes to
 // the agent. That connection cannot be helped: connection tracking diverts its SYNs from now on. The next ones go directly.
 func (h *hold) lost(s *session, conn synqueue.Conn) {
-	there, _, err := h.holder.Where(conn)
+	waits, _, err := h.holder.Where(conn)
 	if err != nil {
 		h.px.log.Debug("not known whether an application waits still", "peer", conn.Dst, "err", err)
 	}
-	if !there {
-		return // the application gave up
+	if !waits {
+		return // the application gave up; or it is connected to a listener of the agent, from which the connection came too late
 	}
 	why := fallback{code: agentapi.CodeUndiverted, detail: "its SYN was diverted, and never came"}
 	if s.decision.Required {
 		h.px.recordRequired(s, why)
 	} else {
 		h.px.bypass(s, why.code, false)
-		h.px.record(s, agentapi.ModeReset, why)
+		h.px.record(s, agentapi.ModeConnecting, why) // nobody resets it
 	}
 	h.px.agent.metrics.fallback(why.code)
 }

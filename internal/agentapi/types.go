@@ -469,7 +469,7 @@ type Decision struct {
 	Direction    Direction      `json:"direction"`
 	Source       netip.Addr     `json:"source"`
 	Dest         netip.AddrPort `json:"destination"`
-	Mode         string         `json:"mode"` // SMC-R, TCP, reset or ended
+	Mode         string         `json:"mode"` // SMC-R, TCP, reset, ended or connecting
 	Reason       Code           `json:"reason,omitempty"`
 	PeerDeclined bool           `json:"peerDeclined,omitempty"` // the reason is that of the peer's Decline
 	Detail       string         `json:"detail,omitempty"`

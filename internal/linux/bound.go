@@ -13,18 +13,18 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/synqueue"
 )
 
-// Where reports whether a held connection's socket is there, and whether the socket is bound to an interface: by
-// SO_BINDTODEVICE, or as that of a connection to a link-local address. A connection of a bound socket cannot be diverted
-// to loopback, because the kernel looks for a way there by that interface only:
+// Where reports whether a held connection's socket still waits for the answer to its SYN, and whether the socket is bound to an
+// interface: by SO_BINDTODEVICE, or as that of a connection to a link-local address. A connection of a bound socket cannot be
+// diverted to loopback, because the kernel looks for a way there by that interface only:
 //
 //	SYN to 10.0.0.2:80, by eth0
 //	diverted to 127.0.0.1:55820, still by eth0, where that address is a martian: dropped
 //
-// A kernel without socket diagnosis does not say that a socket is there.
-func (h *Holder) Where(c synqueue.Conn) (there, bound bool, err error) {
-	free, err := h.ns.tupleFree(c.Src, c.Dst)
-	if err != nil || !free {
-		return err == nil, false, err
+// A kernel without socket diagnosis does not say that a socket waits, or is bound.
+func (h *Holder) Where(c synqueue.Conn) (waits, bound bool, err error) {
+	state, err := h.ns.tupleState(c.Src, c.Dst, 0)
+	if err != nil || state != 0 {
+		return state == tcpSYNSent, false, err
 	}
 	var links []int
 	err = withHandle(h.ns, func(h *netlink.Handle) (err error) {
@@ -32,9 +32,9 @@ func (h *Holder) Where(c synqueue.Conn) (there, bound bool, err error) {
 		return err
 	})
 	for _, index := range links {
-		free, err := h.ns.tupleFreeBy(c.Src, c.Dst, index)
-		if err != nil || !free {
-			return err == nil, err == nil, err
+		state, err := h.ns.tupleState(c.Src, c.Dst, index)
+		if err != nil || state != 0 {
+			return state == tcpSYNSent, state != 0, err
 		}
 	}
 	if err != nil {

@@ -40,26 +40,39 @@ func interfaceOf(t testing.TB, ns *NetNS) (name string) {
 	return name
 }
 
-// TestHolder_Where: a connection's socket is found, whether it is bound to an interface or not.
+// TestHolder_Where: a connection's socket is found, whether it is bound to an interface or not, and waits until its SYN is answered.
 func TestHolder_Where(t *testing.T) {
 	for _, f := range families {
 		h := newHeld(t, f)
-		iface := interfaceOf(t, h.pod)
-		h.serve(t, HolderConfig{Ask: never}, QueueConfig{})
+		asked := make(chan synqueue.Conn, 1)
+		h.serve(t, HolderConfig{
+			Ask: func(_ *Holder, c synqueue.Conn, _ bool) { asked <- c }, Table: synqueue.Config{Deadline: waitLimit},
+		}, QueueConfig{})
+		h.install(t, testHoldConfig(t, f))
 		for _, c := range []struct {
-			name         string
-			control      Control
-			there, bound bool
-		}{{"free", nil, true, false}, {"bound", onDevice(iface), true, true}} {
-			conn := mustDial(t, h.pod, c.control, h.dst)
-			ends := synqueue.Conn{Src: addrOfAddr(conn.LocalAddr()), Dst: h.dst}
-			if there, bound, err := h.holder.Where(ends); there != c.there || bound != c.bound || err != nil {
-				t.Errorf("%s, %s: there %t, bound %t, %v", f.name, c.name, there, bound, err)
+			name    string
+			control Control
+			bound   bool
+		}{{"free", nil, false}, {"bound", onDevice(interfaceOf(t, h.pod)), true}} {
+			dialed := make(chan error, 1)
+			go func() {
+				_, err := dialNS(t, h.pod, c.control, h.dst)
+				dialed <- err
+			}()
+			ends := <-asked
+			check := func(state string, ends synqueue.Conn, wantWaits, wantBound bool) {
+				t.Helper()
+				if waits, bound, err := h.holder.Where(ends); waits != wantWaits || bound != wantBound || err != nil {
+					t.Errorf("%s, %s, %s: waits %t, bound %t, %v", f.name, c.name, state, waits, bound, err)
+				}
 			}
-			ends.Src = netip.AddrPortFrom(ends.Src.Addr(), ends.Src.Port()^1)
-			if there, bound, err := h.holder.Where(ends); there || bound || err != nil {
-				t.Errorf("%s, %s, another port: there %t, bound %t, %v", f.name, c.name, there, bound, err)
-			}
+			check("held", ends, true, c.bound)
+			other := netip.AddrPortFrom(ends.Src.Addr(), ends.Src.Port()^1)
+			check("another port", synqueue.Conn{Src: other, Dst: ends.Dst}, false, false)
+			_, err := h.holder.Answer(ends, synqueue.Pass, synqueue.Finding{})
+			mustDo(t, err)
+			mustDo(t, <-dialed)
+			check("connected", ends, false, c.bound)
 		}
 	}
 }
@@ -103,8 +116,8 @@ func BenchmarkHolder_Where(b *testing.B) {
 		ends := synqueue.Conn{Src: addrOfAddr(mustDial(b, h.pod, control, h.dst).LocalAddr()), Dst: h.dst}
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				if there, _, err := h.holder.Where(ends); !there || err != nil {
-					b.Fatal(there, err)
+				if _, bound, err := h.holder.Where(ends); bound != (control != nil) || err != nil {
+					b.Fatal(bound, err)
 				}
 			}
 		})

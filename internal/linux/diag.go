@@ -19,18 +19,21 @@ const (
 	// tcpListen is the state of a listener, which the kernel returns when no
 	// connection matches.
 	tcpListen = 10
+	// tcpSYNSent is the state of a connection whose SYN has no answer yet.
+	tcpSYNSent = 2
 )
 
-// askDiag asks a socket for diagnosis whether its namespace has no connection with these two ends, by an interface. The kernel
-// answers as if a packet came by that one: a socket that is bound to another is not found, and with 0 none that is bound to any.
-func askDiag(fd int, local, remote netip.AddrPort, iface uint32) (bool, error) {
+// askDiag asks a socket for diagnosis for the state of its namespace's connection with these two ends, by an interface; 0: there
+// is none. The kernel answers as if a packet came by that interface: a socket that is bound to another is not found, and with 0 none
+// that is bound to any.
+func askDiag(fd int, local, remote netip.AddrPort, iface uint32) (state byte, err error) {
 	if err := unix.Sendto(fd, appendDiagRequest(nil, local, remote, iface), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return false, os.NewSyscallError("send to NETLINK_SOCK_DIAG", err)
+		return 0, os.NewSyscallError("send to NETLINK_SOCK_DIAG", err)
 	}
 	var buf [1024]byte
 	n, _, err := unix.Recvfrom(fd, buf[:], 0)
 	if err != nil {
-		return false, os.NewSyscallError("receive from NETLINK_SOCK_DIAG", err)
+		return 0, os.NewSyscallError("receive from NETLINK_SOCK_DIAG", err)
 	}
 	return parseDiagAnswer(buf[:n])
 }
@@ -59,21 +62,24 @@ func appendDiagRequest(b []byte, local, remote netip.AddrPort, iface uint32) []b
 	return binary.NativeEndian.AppendUint64(b, 1<<64-1) // any cookie
 }
 
-// parseDiagAnswer reads the answer: an error, or a socket with its state.
-func parseDiagAnswer(b []byte) (free bool, err error) {
+// parseDiagAnswer reads the answer: an error, or a socket with its state. The state is 0 if there is no connection.
+func parseDiagAnswer(b []byte) (state byte, err error) {
 	if len(b) < nlHeaderSize+4 {
-		return false, fmt.Errorf("socket diagnosis: answer of %d bytes", len(b))
+		return 0, fmt.Errorf("socket diagnosis: answer of %d bytes", len(b))
 	}
 	switch binary.NativeEndian.Uint16(b[4:]) {
 	case unix.NLMSG_ERROR:
 		errno := unix.Errno(-int32(binary.NativeEndian.Uint32(b[nlHeaderSize:])))
 		if errno == unix.ENOENT { // no such connection, or no diagnosis of TCP
-			return true, nil
+			return 0, nil
 		}
-		return false, fmt.Errorf("socket diagnosis: %w", errno)
+		return 0, fmt.Errorf("socket diagnosis: %w", errno)
 	case unix.SOCK_DIAG_BY_FAMILY:
-		return b[nlHeaderSize+1] == tcpListen, nil
+		if state = b[nlHeaderSize+1]; state == tcpListen {
+			return 0, nil
+		}
+		return state, nil
 	default:
-		return false, fmt.Errorf("socket diagnosis: answer of type %d", binary.NativeEndian.Uint16(b[4:]))
+		return 0, fmt.Errorf("socket diagnosis: answer of type %d", binary.NativeEndian.Uint16(b[4:]))
 	}
 }

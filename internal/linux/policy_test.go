@@ -130,8 +130,8 @@ func TestParseDiagAnswer_refuses(t *testing.T) {
 		{"other type", make([]byte, nlHeaderSize+40)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if free, err := parseDiagAnswer(c.b); err == nil {
-				t.Errorf("no error, free is %t", free)
+			if state, err := parseDiagAnswer(c.b); err == nil {
+				t.Errorf("no error, state %d", state)
 			}
 		})
 	}

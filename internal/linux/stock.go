@@ -96,11 +96,13 @@ func (n *NetNS) portRange() (portRange, error) {
 // tupleFree tells whether the namespace has no connection with these two ends, not even one in
 // TIME_WAIT. On a kernel without socket diagnosis every pair of ends counts as free.
 func (n *NetNS) tupleFree(local, remote netip.AddrPort) (bool, error) {
-	return n.tupleFreeBy(local, remote, 0)
+	state, err := n.tupleState(local, remote, 0)
+	return err == nil && state == 0, err
 }
 
-// tupleFreeBy is tupleFree for the sockets that get what comes by an interface, see askDiag.
-func (n *NetNS) tupleFreeBy(local, remote netip.AddrPort, iface int) (bool, error) {
+// tupleState is the state of the connection with these two ends among those that get what comes by an interface, see askDiag; 0:
+// there is none.
+func (n *NetNS) tupleState(local, remote netip.AddrPort, iface int) (state byte, err error) {
 	k := &n.stock
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -110,19 +112,19 @@ func (n *NetNS) tupleFreeBy(local, remote netip.AddrPort, iface int) (bool, erro
 			return err
 		})
 		if err != nil {
-			return false, err
+			return 0, err
 		}
 	}
 	if k.diag < 0 {
-		return true, nil
+		return 0, nil
 	}
 	k.keep()
-	free, err := askDiag(k.diag, local, remote, uint32(iface))
+	state, err = askDiag(k.diag, local, remote, uint32(iface))
 	if err != nil { // the next answer might be that of this question
 		unix.Close(k.diag)
 		k.diag = 0
 	}
-	return free, err
+	return state, err
 }
 
 // keep has the stock closed when no dial has used it for stockFor. The caller holds mu.
