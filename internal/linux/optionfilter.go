@@ -213,7 +213,10 @@ func probeOptionFilter(g *Cgroup) error {
 //
 // A server may answer with the option though it came to nobody: what this side asked for, and what was erased
 // on the way, Linux does not know any more. Of a cgroup these are packets to which "socket cgroupv2" applies. They are received
-// when it is known which socket they are for, also those whose destination the node changes.
+// when it is known which socket they are for, behind NAT, which gives an answer through a Service the Service's address again.
+//
+// What comes in fragments is put together later. A first fragment without the whole TCP header has no option yet for nftables, and
+// those behind have none at all: so TCP fragments that begin within a header are dropped, which no stack makes (RFC 3128).
 func (r *ruleset) addOptionFilter(cfg OptionFilterConfig, g *Cgroup) {
 	var peers, never [2]*nftables.Set
 	for i, is4 := range bothFamilies {
@@ -226,14 +229,17 @@ func (r *ruleset) addOptionFilter(cfg OptionFilterConfig, g *Cgroup) {
 	}
 	erase := r.chain(nftables.Chain{Name: chainErase})
 	r.eraseOption(erase)
-	base := func(name string, hook *nftables.ChainHook) *nftables.Chain {
-		return r.chain(nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityMangle})
+	base := func(name string, hook *nftables.ChainHook, priority *nftables.ChainPriority) *nftables.Chain {
+		return r.chain(nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: priority})
 	}
-	in := nftables.ChainHookPrerouting
+	sent := base(chainSent, nftables.ChainHookOutput, nftables.ChainPriorityMangle)
+	received := base(chainReceived, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle)
+	for _, is4 := range bothFamilies {
+		r.rule(received, family(is4), tcpHeader(), withinHeader(is4), []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}})
+	}
 	if g != nil {
-		in = nftables.ChainHookInput
+		received = base(chainReceived+"-input", nftables.ChainHookInput, nftables.ChainPriorityRef(*nftables.ChainPriorityNATSource+1))
 	}
-	sent, received := base(chainSent, nftables.ChainHookOutput), base(chainReceived, in)
 	for _, d := range []struct {
 		from  *nftables.Chain
 		flags byte
@@ -281,6 +287,23 @@ func loadServer(is4 bool) []expr.Any {
 		words = 1
 	}
 	return append(loadSource(is4), &expr.Payload{DestRegister: reg32Base + words, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 2})
+}
+
+// withinHeader is "ip frag-off & 0x1fff 1-7", or of "exthdr frag frag-off": a fragment that begins behind the first 8 bytes and
+// before the longest TCP header ends.
+func withinHeader(is4 bool) []expr.Any {
+	if is4 { // in units of 8 bytes, behind flags
+		return []expr.Any{
+			&expr.Payload{DestRegister: regA, Base: expr.PayloadBaseNetworkHeader, Offset: 6, Len: 2},
+			&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 2, Mask: be16(0x1fff), Xor: be16(0)},
+			&expr.Range{Op: expr.CmpOpEq, Register: regA, FromData: be16(1), ToData: be16(7)},
+		}
+	}
+	return []expr.Any{ // before flags, so in bytes
+		&expr.Exthdr{DestRegister: regA, Op: expr.ExthdrOpIpv6, Type: unix.IPPROTO_FRAGMENT, Offset: 2, Len: 2},
+		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 2, Mask: be16(0xfff8), Xor: be16(0)},
+		&expr.Range{Op: expr.CmpOpEq, Register: regA, FromData: be16(8), ToData: be16(56)},
+	}
 }
 
 // anyOption is "tcp option 254 exists": some option of the kind, which need not be that of SMC-R, nor the only one.

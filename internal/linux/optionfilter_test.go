@@ -3,13 +3,16 @@
 package linux
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/nftables"
 
@@ -157,9 +160,22 @@ func TestAttack_hiddenOption(t *testing.T) {
 		mustDo(t, err)
 		return got
 	}
+	// hangs wants that the SYN does not arrive.
+	hangs := func(t *testing.T, f ipFamily) {
+		t.Helper()
+		ln := listen(t, pod, option.ControlListen, f.pod, 80)
+		defer func() { _ = ln.Close() }()
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if c, err := DialInNS(ctx, peer, nil, netip.Addr{}, netip.AddrPortFrom(f.pod, 80)); err == nil {
+			t.Error("a SYN arrives that goes in fragments, the first of which has no whole header")
+			_ = c.Close()
+		}
+	}
 	for _, f := range families {
-		for _, way := range []struct{ hidden, answer bool }{{false, false}, {true, false}, {false, true}} {
+		for _, way := range []struct{ hidden, answer, split bool }{{false, false, false}, {true, false, false}, {false, true, false}, {false, false, true}} {
 			wire.hidden.Store(way.hidden)
+			wire.split.Store(way.split)
 			for what, tt := range map[string]struct {
 				cfg  *OptionFilterConfig
 				want bool
@@ -173,10 +189,54 @@ func TestAttack_hiddenOption(t *testing.T) {
 				if tt.cfg != nil {
 					mustDo(t, FilterOption(In(pod), *tt.cfg))
 				}
-				if got := offered(t, f, way.answer); got != tt.want {
-					t.Errorf("%s, hidden %t, in the answer %t, %s: the pod sees the option: %t", f.name, way.hidden, way.answer, what, got)
+				if way.split && tt.cfg != nil {
+					hangs(t, f)
+				} else if got := offered(t, f, way.answer); got != tt.want {
+					t.Errorf("%s, hidden %t, in the answer %t, split %t, %s: the pod sees the option: %t", f.name, way.hidden, way.answer, way.split, what, got)
 				}
 			}
+		}
+	}
+}
+
+// TestAttack_answerOfService: a server behind a Service is known by the Service's address, also when it answers unasked.
+func TestAttack_answerOfService(t *testing.T) {
+	testenv.Need(t, testenv.BPF)
+	all, name := openCgroups(t)
+	makeCgroups(t, all, name+"/container")
+	pod, peer, wire := newWiredPair(t)
+	option, err := synopt.Open(synopt.Config{Mark: uint32(os.Getpid())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { mustDo(t, option.Close()) })
+	o, at := &offering{option, pod, peer}, Place{pod, mustOpenCgroup(t, all, name)}
+	wire.option.Store(true)
+	wire.answer.Store(true)
+	f := families[0]
+	service := netip.AddrPortFrom(f.peer.Next().Next(), 81)
+	nft(t, pod, fmt.Sprintf("table ip services { chain out { type nat hook output priority -100; ip daddr %s tcp dport %d dnat to %s:80; }; }", service.Addr(), service.Port(), f.peer))
+	ln := listen(t, peer, nil, f.peer, 80)
+	for _, tt := range []struct {
+		what string
+		cfg  *OptionFilterConfig
+		want bool
+	}{
+		{"no filter", nil, true},
+		{"not selected", &OptionFilterConfig{}, false},
+		{"the Service is selected", &OptionFilterConfig{Peers: []OutboundRule{{Prefix: netip.PrefixFrom(service.Addr(), 32), Ports: []PortRange{{81, 81}}}}}, true},
+		{"its server is selected", &OptionFilterConfig{Peers: []OutboundRule{{Prefix: netip.PrefixFrom(f.peer, 32)}}}, false},
+	} {
+		if tt.cfg != nil {
+			mustDo(t, FilterOption(at, *tt.cfg))
+		}
+		back := moveTo(t, all, name+"/container")
+		client := o.dial(t, pod, service)
+		back()
+		exchange(t, client, mustAccept(t, ln))
+		got, err := option.PeerOffered(client)
+		if mustDo(t, err); got != tt.want {
+			t.Errorf("%s: the client sees the option in the answer: %t", tt.what, got)
 		}
 	}
 }

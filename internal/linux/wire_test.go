@@ -3,6 +3,7 @@
 package linux
 
 import (
+	"bytes"
 	"encoding/binary"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ type optionWire struct {
 	option atomic.Bool
 	hidden atomic.Bool // the option stands behind another one of its kind
 	answer atomic.Bool // it is put into SYN-ACKs, and not into SYNs
+	split  atomic.Bool // what has it goes in two fragments, the first of which ends before it
 	forged atomic.Bool // SYN-ACKs are lost: nobody is where the SYNs say that they come from
 }
 
@@ -94,7 +96,7 @@ func (w *optionWire) forward(from, to int, stop <-chan struct{}, done chan<- str
 		if err != nil {
 			continue // the timeout, or an interface that is going down
 		}
-		if frame := w.rewrite(buf[:n:n]); frame != nil {
+		for _, frame := range w.rewrite(buf[:n:n]) {
 			_, _ = unix.Write(to, frame)
 		}
 	}
@@ -102,11 +104,11 @@ func (w *optionWire) forward(from, to int, stop <-chan struct{}, done chan<- str
 
 // rewrite completes the checksum of a TCP segment, which the sender's kernel
 // left to the hardware, and adds the option to a SYN. What is
-// to be lost becomes nil.
-func (w *optionWire) rewrite(frame []byte) []byte {
-	const ethernet = 14
+// to be lost becomes nothing.
+func (w *optionWire) rewrite(frame []byte) [][]byte {
+	whole := [][]byte{frame}
 	if len(frame) < ethernet+40 {
-		return frame
+		return whole
 	}
 	ip := frame[ethernet:]
 	var ipSize, addrs, addrSize int
@@ -114,15 +116,15 @@ func (w *optionWire) rewrite(frame []byte) []byte {
 	case unix.ETH_P_IP:
 		ipSize, addrs, addrSize = int(ip[0]&15)*4, 12, 4
 		if ip[9] != unix.IPPROTO_TCP {
-			return frame
+			return whole
 		}
 	case unix.ETH_P_IPV6:
 		ipSize, addrs, addrSize = 40, 8, 16
 		if ip[6] != unix.IPPROTO_TCP {
-			return frame
+			return whole
 		}
 	default:
-		return frame
+		return whole
 	}
 	if w.forged.Load() && ip[ipSize:][13]&0x12 == 0x12 {
 		return nil
@@ -131,7 +133,9 @@ func (w *optionWire) rewrite(frame []byte) []byte {
 	if w.answer.Load() {
 		flags |= tcpACK
 	}
+	put := false
 	if tcp := ip[ipSize:]; w.option.Load() && tcp[13]&(tcpSYN|tcpACK) == flags {
+		put = true
 		size := int(tcp[12]>>4) * 4
 		option := []byte{smcOptionKind, 6, 0xE2, 0xD4, 0xC3, 0xD9, 1, 1}
 		if w.hidden.Load() {
@@ -156,7 +160,37 @@ func (w *optionWire) rewrite(frame []byte) []byte {
 	tcp[16], tcp[17] = 0, 0
 	sum := uint32(unix.IPPROTO_TCP) + uint32(length) + sum16(ip[addrs:addrs+2*addrSize])
 	binary.BigEndian.PutUint16(tcp[16:], checksum(sum, tcp))
-	return frame
+	if put && w.split.Load() {
+		return [][]byte{fragment(frame, ipSize, 0, tcp[:24]), fragment(frame, ipSize, 24, tcp[24:])}
+	}
+	return [][]byte{frame}
+}
+
+const ethernet = 14 // the size of a header
+
+// fragment is the fragment of a frame's IP packet that begins at a place of its payload. The second one is the last.
+func fragment(frame []byte, ipSize, at int, payload []byte) []byte {
+	out := bytes.Clone(frame[:ethernet+ipSize])
+	ip := out[ethernet:]
+	if ipSize == 40 {
+		ip[6] = unix.IPPROTO_FRAGMENT
+		binary.BigEndian.PutUint16(ip[4:], uint16(8+len(payload)))
+		flags := uint16(at)
+		if at == 0 {
+			flags |= 1
+		}
+		out = append(out, unix.IPPROTO_TCP, 0, byte(flags>>8), byte(flags), 0, 0, 0, 7)
+		return append(out, payload...)
+	}
+	binary.BigEndian.PutUint16(ip[2:], uint16(ipSize+len(payload)))
+	flags := uint16(at / 8)
+	if at == 0 {
+		flags |= 0x2000
+	}
+	binary.BigEndian.PutUint16(ip[6:], flags)
+	ip[10], ip[11] = 0, 0
+	binary.BigEndian.PutUint16(ip[10:], checksum(0, ip))
+	return append(out, payload...)
 }
 
 func sum16(b []byte) (sum uint32) {
