@@ -180,6 +180,9 @@ func decisionEvent(pod corev1.ObjectReference, d *agentapi.Decision, now time.Ti
 		e.note = fmt.Sprintf("connection with %s refused, because SMCRPolicy %s requires SMC-R: %s", peerOf(d), d.Policy, cmp.Or(d.Detail, d.Reason.Text()))
 	case d.Mode == agentapi.ModeReset || !saysWhyNot(d.Reason):
 		return event{}, false
+	case d.Mode == agentapi.ModeConnecting:
+		e.reason = eventFallback
+		e.note = fmt.Sprintf("a connection with %s hangs, and the next ones are plain TCP: %s", peerOf(d), explained(d.Reason))
 	default:
 		e.reason = eventFallback
 		e.note = fmt.Sprintf("connections with %s are plain TCP: %s", peerOf(d), explained(d.Reason))

@@ -112,6 +112,7 @@ func TestDecisionEvent(t *testing.T) {
 		{"inbound", inbound, eventFallback, []string{"client "}},
 		{"on SMC-R", decided("shop/web", smcrMode, "", began()), "", nil},
 		{"no policy", decided("shop/web", "TCP", agentapi.CodeNoPolicy, began()), "", nil},
+		{"never came", decided("shop/web", agentapi.ModeConnecting, agentapi.CodeUndiverted, began()), eventFallback, []string{"a connection with", "hangs, and the next ones are plain TCP"}},
 		{"ended by a policy", decided("shop/web", agentapi.ModeReset, agentapi.CodePolicyChange, began()), "", nil},
 	}
 	for _, tt := range tests {
