@@ -113,6 +113,10 @@ func New(cfg Config) (*Source, error) {
 					}
 					s.noteUninstall(now, false)
 				}
+				handler.DeleteFunc = func(was any) {
+					poke(s.dirty)
+					s.noteGone(was)
+				}
 			}
 			var r cache.ResourceEventHandlerRegistration
 			if r, err = i.AddEventHandler(handler); i == inf.nodes {

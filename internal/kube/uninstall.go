@@ -9,6 +9,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -36,6 +37,18 @@ func (s *Source) noteUninstall(n *v1alpha1.SMCRNode, first bool) {
 		poke(s.takeBack)
 	case told:
 		s.leave()
+	}
+}
+
+// noteGone notes that there is no SMCRNode any more, and so no annotation: a new one may name the agent's pod.
+func (s *Source) noteGone(was any) {
+	if unknown, ok := was.(cache.DeletedFinalStateUnknown); ok {
+		was = unknown.Obj
+	}
+	if n, ok := was.(*v1alpha1.SMCRNode); ok && n.Name == s.cfg.Node {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.outdated = false
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
@@ -162,3 +163,24 @@ func TestSource_uninstallOutdated(t *testing.T) {
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestSource_noteGone: an SMCRNode that is deleted takes an outdated annotation with it.
+func TestSource_noteGone(t *testing.T) {
+	node := func(name string) *v1alpha1.SMCRNode {
+		return &v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	}
+	for _, tt := range []struct {
+		name string
+		gone any
+		want bool
+	}{
+		{"another node's", node("other"), true},
+		{"its own", node("own"), false},
+		{"its own, by a list", cache.DeletedFinalStateUnknown{Key: "own", Obj: node("own")}, false},
+	} {
+		s := &Source{cfg: Config{Node: "own"}, outdated: true}
+		if s.noteGone(tt.gone); s.isOutdated() != tt.want {
+			t.Errorf("%s: outdated %t", tt.name, !tt.want)
+		}
+	}
+}
