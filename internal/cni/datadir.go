@@ -80,9 +80,22 @@ func checkWay(dir string, links int) error {
 		if !filepath.IsAbs(to) {
 			to = filepath.Join(filepath.Dir(at), to)
 		}
+		if isMagic(at, to) {
+			return fmt.Errorf("%s leads elsewhere than to %s, as it says: into a container, perhaps", at, to)
+		}
 		return checkWay(filepath.Join(to, filepath.Join(names[i:]...)), links-1)
 	}
 	return nil
+}
+
+// isMagic tells whether a link leads elsewhere than it says, as those of /proc/PID/root and /proc/PID/cwd do.
+func isMagic(link, to string) bool {
+	there, err := os.Stat(link)
+	if err != nil {
+		return false // what is not there is made by root, or nobody can
+	}
+	said, err := os.Stat(to)
+	return err != nil || !os.SameFile(there, said)
 }
 
 // ofRoot refuses what others than root may change. In a sticky directory, as /tmp is one, others may

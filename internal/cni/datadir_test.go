@@ -4,8 +4,10 @@ package cni
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -68,6 +70,27 @@ func TestCheckDataDir(t *testing.T) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestCheckDataDir_magicLink: the kernel's links to a process's directories lead elsewhere than they say.
+func TestCheckDataDir_magicLink(t *testing.T) {
+	dir := filepath.Join(shallowDir(t), "cwd")
+	must(t, os.Mkdir(dir, 0o755))
+	cmd := exec.Command("sleep", "60")
+	cmd.Dir = dir
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	link := fmt.Sprintf("/proc/%d/cwd", cmd.Process.Pid)
+	if err := (NetConf{DataDir: link}).checkDataDir(); err != nil {
+		t.Errorf("a link that leads where it says: %v", err)
+	}
+	must(t, os.Remove(dir)) // as a directory of another mount namespace has no name here
+	if err := (NetConf{DataDir: link}).checkDataDir(); err == nil || !strings.Contains(err.Error(), "leads elsewhere") {
+		t.Errorf("a link that leads elsewhere: %v", err)
 	}
 }
 
