@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -194,18 +195,21 @@ func TestKernelRevoke_peerLeaves(t *testing.T) {
 	} {
 		set(step.p)
 		c.reload <- struct{}{}
-		c.sync()
-		cfg, _ := s.pod(1)
-		var looked linux.OptionFilterConfig
-		s.change(func() { looked = s.revoking.asked[len(s.revoking.asked)-1] })
-		for _, a := range []netip.Addr{x, y, z} {
-			if got := cfg.Filter.Allows(a, 80); got != slices.Contains(step.selects, a) {
-				t.Errorf("%s: new connections with %v: %t", step.name, a, got)
+		eventually(t, func() string { // the configuration may be loaded after a round that began before
+			c.sync()
+			cfg, _ := s.pod(1)
+			var looked linux.OptionFilterConfig
+			s.change(func() { looked = s.revoking.asked[len(s.revoking.asked)-1] })
+			for _, a := range []netip.Addr{x, y, z} {
+				if got := cfg.Filter.Allows(a, 80); got != slices.Contains(step.selects, a) {
+					return fmt.Sprintf("%s: new connections with %v: %t", step.name, a, got)
+				}
+				if got := looked.Allows(a, 80); got != slices.Contains(step.spares, a) {
+					return fmt.Sprintf("%s: live connections with %v: %t", step.name, a, got)
+				}
 			}
-			if got := looked.Allows(a, 80); got != slices.Contains(step.spares, a) {
-				t.Errorf("%s: live connections with %v: %t", step.name, a, got)
-			}
-		}
+			return ""
+		})
 	}
 }
 

@@ -19,11 +19,12 @@ import (
 // forwarder in user space. On demand it puts the SMC-R option into every SYN:
 // a peer with SMC-R as the network shows it, without eBPF.
 type optionWire struct {
-	option atomic.Bool
-	hidden atomic.Bool // the option stands behind another one of its kind
-	answer atomic.Bool // it is put into SYN-ACKs, and not into SYNs
-	split  atomic.Bool // what has it goes in two fragments, the first of which ends before it
-	forged atomic.Bool // SYN-ACKs are lost: nobody is where the SYNs say that they come from
+	option  atomic.Bool
+	hidden  atomic.Bool   // the option stands behind another one of its kind
+	answer  atomic.Bool   // it is put into SYN-ACKs, and not into SYNs
+	split   atomic.Bool   // what has it goes in two fragments, the first of which ends before it
+	packets atomic.Uint32 // that were split
+	forged  atomic.Bool   // SYN-ACKs are lost: nobody is where the SYNs say that they come from
 }
 
 func (w *optionWire) addOption(on bool) { w.option.Store(on) }
@@ -161,15 +162,17 @@ func (w *optionWire) rewrite(frame []byte) [][]byte {
 	sum := uint32(unix.IPPROTO_TCP) + uint32(length) + sum16(ip[addrs:addrs+2*addrSize])
 	binary.BigEndian.PutUint16(tcp[16:], checksum(sum, tcp))
 	if put && w.split.Load() {
-		return [][]byte{fragment(frame, ipSize, 0, tcp[:24]), fragment(frame, ipSize, 24, tcp[24:])}
+		id := byte(w.packets.Add(1)) // of IPv4 the sender has given one
+		return [][]byte{fragment(frame, ipSize, id, 0, tcp[:24]), fragment(frame, ipSize, id, 24, tcp[24:])}
 	}
 	return [][]byte{frame}
 }
 
 const ethernet = 14 // the size of a header
 
-// fragment is the fragment of a frame's IP packet that begins at a place of its payload. The second one is the last.
-func fragment(frame []byte, ipSize, at int, payload []byte) []byte {
+// fragment is the fragment of a frame's IP packet that begins at a place of its payload. The second one is the last. What the
+// packet is known by tells it from others, of which a fragment may still be waited for.
+func fragment(frame []byte, ipSize int, id byte, at int, payload []byte) []byte {
 	out := bytes.Clone(frame[:ethernet+ipSize])
 	ip := out[ethernet:]
 	if ipSize == 40 {
@@ -179,7 +182,7 @@ func fragment(frame []byte, ipSize, at int, payload []byte) []byte {
 		if at == 0 {
 			flags |= 1
 		}
-		out = append(out, unix.IPPROTO_TCP, 0, byte(flags>>8), byte(flags), 0, 0, 0, 7)
+		out = append(out, unix.IPPROTO_TCP, 0, byte(flags>>8), byte(flags), 0, 0, 0, id)
 		return append(out, payload...)
 	}
 	binary.BigEndian.PutUint16(ip[2:], uint16(ipSize+len(payload)))

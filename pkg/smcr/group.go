@@ -304,8 +304,9 @@ func (g *group) wantLink(now time.Time, o *linkgroup.Output) {
 
 // nextPeer returns the peer's RNIC where another link may end, zero if any will
 // do, and in version 2 how it is reached. A server that has not been asked for
-// one goes by the client's list, as far as it has routes. Where the list has no
-// other RNIC for it the client's answer names one, or refuses the link.
+// one goes by the client's list, as far as it has routes. Where the list names no
+// other RNIC the client's answer does, or refuses the link; so it is at first contact, when the
+// client waits for an offer, also where no other one is reached.
 func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 	if g.version < clc.V2 {
 		return asked, nil
@@ -314,6 +315,7 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 		return asked, g.reach(asked)
 	}
 	links := g.lg.Links()
+	var unreached rdma.GID
 	for _, used := range [...]uint8{g.lg.RNICsInUse(), 0} { // best by a device that carries no link
 		for _, gid := range g.gids.Slice() {
 			if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid }) {
@@ -322,7 +324,11 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 			if to := g.reach(gid); g.s.devices.pick(used, gid, false, to) != nil {
 				return gid, to
 			}
+			unreached = gid
 		}
+	}
+	if !unreached.IsZero() && g.lg.State() != linkgroup.Forming {
+		return unreached, g.reach(unreached)
 	}
 	to := g.reach(g.gid) // a guess
 	for i := range to {
