@@ -163,12 +163,13 @@ func TestAttack_hiddenOption(t *testing.T) {
 	// hangs wants that the SYN does not arrive.
 	hangs := func(t *testing.T, f ipFamily) {
 		t.Helper()
+		wire.answer.Store(false)
 		ln := listen(t, pod, option.ControlListen, f.pod, 80)
 		defer func() { _ = ln.Close() }()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if c, err := DialInNS(ctx, peer, nil, netip.Addr{}, netip.AddrPortFrom(f.pod, 80)); err == nil {
-			t.Error("a SYN arrives that goes in fragments, the first of which has no whole header")
+			t.Errorf("%s: a SYN arrives that goes in fragments, the first of which has no whole header", f.name)
 			_ = c.Close()
 		}
 	}
