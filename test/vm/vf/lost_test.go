@@ -43,6 +43,15 @@ func (n *node) lost(t *testing.T) {
 		first.must("del", conf, "net1", vf.PCI)
 		second.must("check", conf, "net1", vf.PCI)
 	})
+	t.Run("its next sandbox gets it", func(t *testing.T) {
+		n.unchanged(t)
+		first, second := n.addPod(t, "first"), n.addPod(t, "second")
+		second.of = first.of
+		first.must("add", conf, "net1", vf.PCI)
+		second.add(conf, "net1", vf.PCI)
+		first.must("del", conf, "net1", vf.PCI) // at last
+		second.must("check", conf, "net1", vf.PCI)
+	})
 	t.Run("no MAC is assigned", func(t *testing.T) {
 		n.unchanged(t)
 		n.choseMAC(t, vf)

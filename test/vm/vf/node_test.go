@@ -227,7 +227,8 @@ func (n *node) eventuallySame(t *testing.T, before report.Host) {
 type pod struct {
 	*node
 	t    *testing.T
-	name string
+	name string // of its sandbox
+	of   string // the pod that the sandbox is of
 }
 
 // addPod makes the namespace, and removes it with the test.
@@ -241,13 +242,15 @@ func (n *node) addPod(t *testing.T, name string) *pod {
 			t.Error(err)
 		}
 	})
-	return &pod{node: n, t: t, name: name}
+	return &pod{node: n, t: t, name: name, of: name}
 }
 
 // call makes a call for an interface of the pod.
 func (p *pod) call(command, conf, ifName, device string) report.Call {
 	p.t.Helper()
-	return drive[report.Call](p.t, p.node, "call", "-conf", conf, "-container", p.name, "-if", ifName, "-device", device, command)
+	return drive[report.Call](
+		p.t, p.node, "call", "-conf", conf, "-container", p.name, "-pod", p.of, "-if", ifName, "-device", device, command,
+	)
 }
 
 // must makes a call that must succeed.

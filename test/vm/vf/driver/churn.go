@@ -114,6 +114,7 @@ func (c *churn) live(ctx context.Context, p pod, hasRival bool) error {
 	}
 	rival := p
 	rival.container += "-rival"
+	rival.name += "-rival" // one of the same pod would be its next sandbox, which gets the device
 	rival.netns += "-rival"
 	if err := addNetNS(ctx, rival.container); err != nil {
 		return err
