@@ -53,7 +53,7 @@ func findPort(name string) (string, error) {
 // servePort serves one program of the host after another.
 func servePort(device string, all *programs) error {
 	for {
-		f, err := os.OpenFile(device, os.O_RDWR, 0)
+		f, err := openPort(device)
 		if err != nil {
 			return err
 		}
@@ -66,6 +66,18 @@ func servePort(device string, all *programs) error {
 		// With this the kernel forgets what the host has not read.
 		if err := f.Close(); err != nil {
 			return err
+		}
+	}
+}
+
+// openPort opens a port, which only one can have open: a process that another port's command
+// is about to become has what was open when it was forked until it executes its program.
+func openPort(device string) (*os.File, error) {
+	const wait, interval = 10 * time.Second, 5 * time.Millisecond
+	for deadline := time.Now().Add(wait); ; time.Sleep(interval) {
+		f, err := os.OpenFile(device, os.O_RDWR, 0)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return f, err
 		}
 	}
 }
