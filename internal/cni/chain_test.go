@@ -3,6 +3,7 @@
 package cni
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -325,7 +326,10 @@ func TestWire_gcAndStatus(t *testing.T) {
 	if len(run.host.owners) != 2 {
 		t.Errorf("GC took back a device of a valid attachment or another network: %v", run.host.owners)
 	}
+	former := n.list
+	withLaterField(t, n, nil)
 	gc(types.GCAttachment{ContainerID: "c9", IfName: "eth0"})
+	n.list = former
 	if _, ok := run.host.owners["0000:41:10.0"]; ok || len(run.host.owners) != 1 {
 		t.Errorf("after GC: %v, want othernet's", run.host.owners)
 	}
@@ -355,6 +359,7 @@ func TestWire_del(t *testing.T) {
 			n.cni.Path = []string{t.TempDir()}
 		}},
 		{name: "data directory", lose: func(t *testing.T, n *node, _ *libcni.RuntimeConf) { must(t, os.RemoveAll(n.data)) }},
+		{name: "the version that knows a field", lose: withLaterField},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n, run := newWiringNode(t, []string{ipamDir}, `{"cniVersion":"1.1.0","name":"rocenet","plugins":[
@@ -378,6 +383,14 @@ func TestWire_del(t *testing.T) {
 			}
 		})
 	}
+}
+
+// withLaterField gives the network's configuration a field that this version of the plugin does not know.
+func withLaterField(t *testing.T, n *node, _ *libcni.RuntimeConf) {
+	t.Helper()
+	var err error
+	n.list, err = libcni.ConfListFromBytes(bytes.Replace(n.list.Bytes, []byte(`"type":"smcr-cni",`), []byte(`"type":"smcr-cni","later":1,`), 1))
+	must(t, err)
 }
 
 // TestHasInterface: whose interface it is decides who makes it.

@@ -79,15 +79,30 @@ var ownKeys = []string{
 // ParseNetConf reads the configuration that a runtime passes to the plugin.
 // Its errors are CNI errors that name the field.
 func ParseNetConf(b []byte) (NetConf, error) {
+	c, unknown, err := parseAnyNetConf(b)
+	if len(unknown) > 0 {
+		return NetConf{}, confError(unknown[0], "no such field; this plugin has %s", strings.Join(ownKeys, ", "))
+	}
+	return c, err
+}
+
+// parseAnyNetConf is ParseNetConf of a configuration that may have fields which this version of the plugin does not know.
+func parseAnyNetConf(b []byte) (c NetConf, unknown []string, err error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(b, &keys); err != nil {
-		return NetConf{}, types.NewError(types.ErrDecodingFailure, "network configuration is not a JSON object", err.Error())
+		return NetConf{}, nil, types.NewError(types.ErrDecodingFailure, "network configuration is not a JSON object", err.Error())
 	}
 	for k := range keys {
 		if !KnowsField(k) {
-			return NetConf{}, confError(k, "no such field; this plugin has %s", strings.Join(ownKeys, ", "))
+			unknown = append(unknown, k)
 		}
 	}
+	slices.Sort(unknown)
+	c, err = decodeNetConf(b)
+	return c, unknown, err
+}
+
+func decodeNetConf(b []byte) (NetConf, error) {
 	var w wireConf
 	if err := json.Unmarshal(b, &w); err != nil {
 		field := "JSON"

@@ -202,7 +202,7 @@ func (p Plugin) print(result json.RawMessage) error {
 // after a failure del goes on with the rest. The record goes first, then the agent is
 // told, so that the agent has closed the device before the device leaves the pod.
 func (p Plugin) del(args *skel.CmdArgs) error {
-	c, err := ParseNetConf(args.StdinData)
+	c, err := p.formerConf(args.StdinData)
 	if err != nil {
 		return err
 	}
@@ -229,6 +229,16 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 		p.tell("DEL: %v", err)
 	}
 	return firstError(errs)
+}
+
+// formerConf reads the configuration of attachments that end. A field that the plugin does not know keeps no pod from ending:
+// a later version of the plugin has made the attachment, or was to.
+func (p Plugin) formerConf(b []byte) (NetConf, error) {
+	c, unknown, err := parseAnyNetConf(b)
+	if len(unknown) > 0 {
+		p.tell("the network configuration has %s, which this version does not know and leaves alone", strings.Join(unknown, ", "))
+	}
+	return c, err
 }
 
 // endRecord gives the addresses of an attachment back, removes its record, and tells the agent.
@@ -437,7 +447,10 @@ func (p Plugin) check(args *skel.CmdArgs) error {
 // gc removes the records of this network that the runtime does not know, and
 // takes their devices and addresses back.
 func (p Plugin) gc(args *skel.CmdArgs) error {
-	c, err := trustedConf(args.StdinData)
+	c, err := p.formerConf(args.StdinData)
+	if err == nil {
+		err = c.checkDataDir()
+	}
 	if err != nil {
 		return err
 	}
