@@ -103,14 +103,17 @@ func TestWire_ipamAway(t *testing.T) {
 	blue := `,"ipam":{"type":"ks-ipam","pool":"blue"}`
 	for _, tt := range []struct {
 		name, version, after string
+		dels                 int // in vain
 		gc                   bool
 		again                string // call of a DEL after all is given back, by the pod's claims
 	}{
-		{"version 0.3.1", "0.3.1", blue, false, "DEL c1 smcr0 blue\n"},
-		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, false, "DEL c1 smcr0 green\n"},
-		{"no IPAM plugin any more", "1.1.0", "", false, ""},
-		{"another pool, by GC", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, true, ""},
-		{"no IPAM plugin any more, by GC", "1.1.0", "", true, ""},
+		{"version 0.3.1", "0.3.1", blue, 2, false, "DEL c1 smcr0 blue\n"},
+		{"another pool", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, 2, false, "DEL c1 smcr0 green\n"},
+		{"no IPAM plugin any more", "1.1.0", "", 2, false, ""},
+		{"another pool, by GC", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, 2, true, ""},
+		{"no IPAM plugin any more, by GC", "1.1.0", "", 2, true, ""},
+		{"another pool, by GC without DEL", "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"green"}`, 0, true, ""},
+		{"no IPAM plugin any more, by GC without DEL", "1.1.0", "", 0, true, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n, run, ipamDir, relist := claimNode(t, tt.version, blue)
@@ -119,7 +122,7 @@ func TestWire_ipamAway(t *testing.T) {
 			relist(tt.after)
 			away := filepath.Join(ipamDir, "away")
 			must(t, os.WriteFile(away, nil, 0o600))
-			for range 2 {
+			for range tt.dels {
 				if err := n.ns.Do(func() error { return n.cni.DelNetworkList(t.Context(), n.list, rt) }); err == nil {
 					t.Error("DEL says that an address was given back that was not")
 				}
@@ -135,9 +138,10 @@ func TestWire_ipamAway(t *testing.T) {
 			for i := 0; i < 2 && !tt.gc; i++ {
 				n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
 			}
+			run.host.home(t)
 			calls, err := os.ReadFile(filepath.Join(ipamDir, "calls"))
 			must(t, err)
-			want := "ADD c1 smcr0 blue\n" + strings.Repeat("DEL c1 smcr0 blue\n", 3) + tt.again
+			want := "ADD c1 smcr0 blue\n" + strings.Repeat("DEL c1 smcr0 blue\n", tt.dels+1) + tt.again
 			// Without a record and a result the interface is the one that the call is about.
 			if got := regexp.MustCompile(`(DEL c1 eth0|GC) .*\n`).ReplaceAllString(string(calls), ""); got != want {
 				t.Errorf("calls of the IPAM plugin %q, want %q", got, want)

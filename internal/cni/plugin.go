@@ -461,7 +461,7 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 		return slices.Contains(c.valid, types.GCAttachment{ContainerID: containerID, IfName: ifName})
 	}
 	var errs []error
-	if err := c.store().CollectGarbage(c.Name, valid); err != nil {
+	if err := c.store().CollectGarbage(c.Name, owing(c.DataDir), valid); err != nil {
 		errs = append(errs, storeError(err))
 	}
 	errs = append(errs, p.gcOwing(c, args, valid))

@@ -289,12 +289,17 @@ func isShortage(err error) bool {
 }
 
 // CollectGarbage removes the records of a network whose key is not valid, and
-// temporary files that a dead plugin left. It goes on after an error.
-func (s Store) CollectGarbage(network string, valid func(containerID, ifName string) bool) error {
+// temporary files that a dead plugin left. It goes on after an error. A record of addresses that an
+// IPAM plugin is to take back goes to owing.
+func (s Store) CollectGarbage(network string, owing Store, valid func(containerID, ifName string) bool) error {
 	as, _, err := s.List()
 	errs := []error{err}
 	for _, a := range as {
-		if a.Network == network && !valid(a.ContainerID, a.IfName) {
+		switch {
+		case a.Network != network || valid(a.ContainerID, a.IfName):
+		case slices.ContainsFunc(a.wired(), a.hasAddresses):
+			errs = append(errs, s.dir.MoveTo(owing.dir, a.FileName()))
+		default:
 			errs = append(errs, s.remove(a.FileName()))
 		}
 	}

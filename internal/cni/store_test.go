@@ -243,7 +243,7 @@ func TestStore_collectGarbage(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(s.Dir(), ".tmp-left"), nil, 0o600))
 	lock, err := files.TryLock(filepath.Join(s.Dir(), ".tmp-written"))
 	must(t, err)
-	must(t, s.CollectGarbage("podnet", func(id, _ string) bool { return id == "b" }))
+	must(t, s.CollectGarbage("podnet", owing(t.TempDir()), func(id, _ string) bool { return id == "b" }))
 	must(t, lock.Unlock())
 	entries, err := os.ReadDir(s.Dir())
 	must(t, err)
