@@ -16,8 +16,9 @@ const maxFailures = 2
 
 // failure is a test that failed.
 type failure struct {
-	pkg, test string
-	seed      string // that the test drew last; "": none
+	Pkg, Test string
+	Seed      string   // that the test drew last; "": none
+	Flags     []string // of go test
 }
 
 var (
@@ -39,16 +40,16 @@ func failures(output string) (failed []failure, why string) {
 			return nil, "a test ended its process"
 		case fail != nil:
 			if fail[1] == "" {
-				failed = append(failed, failure{test: fail[2]})
+				failed = append(failed, failure{Test: fail[2]})
 			}
 		case seed != nil && ended < len(failed):
-			failed[len(failed)-1].seed = seed[1]
+			failed[len(failed)-1].Seed = seed[1]
 		case end && (ended == len(failed) || strings.HasSuffix(pkg, "]")): // [build failed], or by os.Exit
 			return nil, "a package failed, and no test of it"
 		case end:
 			pkg, _, _ = strings.Cut(pkg, "\t")
 			for ; ended < len(failed); ended++ {
-				failed[ended].pkg = pkg
+				failed[ended].Pkg = pkg
 			}
 		}
 	}

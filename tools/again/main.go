@@ -14,6 +14,13 @@
 //	go run ./tools/again -race -count=1 ./pkg/smcr ./pkg/sdp
 //
 // Flags are those of go test in the form -name=value, and packages come behind them.
+//
+// Where others run beside it, a failed test would not be alone: with AGAIN_LATER=file the command ends well, too, having
+// written the test to that file, and when the others have ended
+//
+//	go run ./tools/again -later=file
+//
+// runs all that are in it, and says how it ended.
 package main
 
 import (
@@ -46,6 +53,11 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer, args []string) error {
+	if len(args) == 1 {
+		if file, ok := strings.CutPrefix(args[0], "-later="); ok {
+			return later(ctx, out, file)
+		}
+	}
 	flags := args
 	for i, a := range args {
 		if !strings.HasPrefix(a, "-") {
@@ -62,16 +74,27 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 	if why != "" {
 		return fmt.Errorf("%w; nothing runs again: %s", err, why)
 	}
+	for i := range failed {
+		failed[i].Flags = flags
+	}
+	if file := os.Getenv(laterEnv); file != "" {
+		return put(out, file, failed)
+	}
+	return again(ctx, out, failed)
+}
+
+// again runs tests that failed, each alone, until one fails again.
+func again(ctx context.Context, out io.Writer, failed []failure) error {
 	for _, f := range failed {
-		fmt.Fprintf(out, "again: %s of %s, alone\n", f.test, f.pkg)
+		fmt.Fprintf(out, "again: %s of %s, alone\n", f.Test, f.Pkg)
 		var env []string
-		if f.seed != "" {
-			env = append(env, testenv.SeedEnv+"="+f.seed)
+		if f.Seed != "" {
+			env = append(env, testenv.SeedEnv+"="+f.Seed)
 		}
-		if err := goTest(ctx, out, append(flags[:len(flags):len(flags)], "-count=1", "-run=^"+f.test+"$", f.pkg), env...); err != nil {
-			return fmt.Errorf("%s failed twice: %w", f.pkg, err)
+		if err := goTest(ctx, out, append(f.Flags[:len(f.Flags):len(f.Flags)], "-count=1", "-run=^"+f.Test+"$", f.Pkg), env...); err != nil {
+			return fmt.Errorf("%s failed twice: %w", f.Pkg, err)
 		}
-		fmt.Fprintf(out, "FLAKY\t%s\t%s: failed, and passed when it ran again alone\n", f.pkg, f.test)
+		fmt.Fprintf(out, "FLAKY\t%s\t%s: failed, and passed when it ran again alone\n", f.Pkg, f.Test)
 	}
 	return nil
 }

@@ -64,17 +64,7 @@ func TestSeeded(t *testing.T) {
 		"a typo":        {`func TestX(t *testing.T) { y }`, "nothing runs again: a package failed, and no test of it", `build failed`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			for file, text := range map[string]string{
-				"go.mod":    "module example.com/m\n\ngo 1.26\n",
-				"m_test.go": "package m\n\nimport (\n\"os\"\n\"testing\"\n)\n\nvar _ = os.Exit\n\n" + tt.tests,
-			} {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			t.Chdir(dir)
-			t.Setenv("GOFLAGS", "") // those of this module are not for that one
+			writeModule(t, tt.tests)
 			var out bytes.Buffer
 			err := run(t.Context(), &out, []string{"-vet=off", "./..."})
 			if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
@@ -90,6 +80,23 @@ func TestSeeded(t *testing.T) {
 	}
 }
 
+// writeModule makes a module with tests, in which the test runs from then on, without what CI tells this command.
+func writeModule(t *testing.T, tests string) {
+	t.Helper()
+	dir := t.TempDir()
+	for file, text := range map[string]string{
+		"go.mod":    "module example.com/m\n\ngo 1.26\n",
+		"m_test.go": "package m\n\nimport (\n\"os\"\n\"testing\"\n)\n\nvar _ = os.Exit\n\n" + tests,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(dir)
+	t.Setenv("GOFLAGS", "") // those of this module are not for that one
+	t.Setenv(laterEnv, "")
+}
+
 func TestFailures(t *testing.T) {
 	for name, tt := range map[string]struct{ output, why string }{
 		"a data race":         {"==================\nWARNING: DATA RACE\n--- FAIL: TestA (0.1s)\nFAIL\tp\t0.1s\n", "a data race is a defect"},
@@ -103,7 +110,7 @@ func TestFailures(t *testing.T) {
 		}
 	}
 	failed, why := failures("ok  \ta\t1s\n--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/sub (0.1s)\n        x_test.go:1: panic: not one\nFAIL\nFAIL\tb\t1s\n--- FAIL: TestB (0.1s)\n    x_test.go:1: KUBE_SMCR_SEED=12\nFAIL\nFAIL\tc\t1s\nFAIL\n")
-	if why != "" || len(failed) != 2 || failed[0].pkg != "b" || failed[0].seed != "" || failed[1] != (failure{"c", "TestB", "12"}) {
+	if why != "" || len(failed) != 2 || failed[0].Pkg != "b" || failed[0].Seed != "" || failed[1].Pkg != "c" || failed[1].Test != "TestB" || failed[1].Seed != "12" {
 		t.Errorf("%v, %q", failed, why)
 	}
 }

@@ -27,11 +27,13 @@ const fuzzTimeout = 90 * time.Second
 // A peer makes correct rendezvous with our engine and then breaks the protocol. Beside it the kernel carries
 // connections to the same engine: they go on undisturbed, and nothing is left of the attacks.
 func (b *bed) testFuzz(t *testing.T) {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), fuzzTimeout, fmt.Errorf("no end after %v", fuzzTimeout))
-	defer cancel()
-	if _, err := b.lab.Build(ctx, "github.com/smcr-io/kube-smcr/test/vm/links/fuzzer", lab.BuildOptions{CGO: true}); err != nil {
+	building, built := context.WithTimeout(t.Context(), setUpTimeout)
+	defer built()
+	if _, err := b.lab.Build(building, "github.com/smcr-io/kube-smcr/test/vm/links/fuzzer", lab.BuildOptions{CGO: true}); err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), fuzzTimeout, fmt.Errorf("no end after %v", fuzzTimeout))
+	defer cancel()
 	r := b.start(t, plan{engine: serves, devices: b.devices(soft, 0, 1), attacked: true, ours: "-close-timeout 2s"})
 	r.awaitOurs("SYMMETRIC")
 	to := fmt.Sprintf("%v:%d", b.engine.Addr(0), port)

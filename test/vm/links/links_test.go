@@ -65,6 +65,8 @@ func TestLinks(t *testing.T) {
 	t.Run("soft", func(t *testing.T) { b.testProvider(t, soft) })
 	t.Run("fuzz", b.testFuzz)
 	t.Run("verbs", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), setUpTimeout)
+		defer cancel()
 		if err := b.engine.AddRXE(ctx, 0, 1); err != nil {
 			t.Fatal(err)
 		}
