@@ -35,7 +35,7 @@ import (
 
 func main() {
 	os.Exit(terminal.Command{
-		Name: "demo-k8s", Limit: 8 * time.Minute, Patience: time.Minute,
+		Name: "demo-k8s", Limit: 25 * time.Minute, Patience: 3 * time.Minute,
 		New: func(t *terminal.Terminal) terminal.Demo { return &demo{Terminal: t} },
 	}.Main(os.Args[1:], os.Stdout, os.Stderr))
 }

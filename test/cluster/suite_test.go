@@ -34,7 +34,7 @@ const (
 	// shown is how soon the controller's status must show it.
 	shown = 5 * time.Second
 	// soon is for what Kubernetes does on a busy machine.
-	soon = time.Minute
+	soon = 3 * time.Minute
 
 	port = 7000
 )

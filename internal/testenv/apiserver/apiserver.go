@@ -25,7 +25,7 @@ import (
 )
 
 // startTimeout is for a machine that builds and tests other packages meanwhile.
-const startTimeout = 2 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // Shared is the API server of all tests of a package.
 type Shared struct {

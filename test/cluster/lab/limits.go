@@ -15,10 +15,10 @@ const (
 
 	// startTimeout is how long a part of a cluster may take to become ready.
 	// Alone on two cores, 3 s is usual; beside a build it was 40 s.
-	startTimeout = 3 * time.Minute
+	startTimeout = 6 * time.Minute
 
 	// stopTimeout is how long a cluster may take to go.
-	stopTimeout = time.Minute
+	stopTimeout = 2 * time.Minute
 
 	// requestTimeout is how long the API server may take for one answer.
 	requestTimeout = 10 * time.Second

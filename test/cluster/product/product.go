@@ -88,7 +88,7 @@ func values() []string {
 func (p *Product) Install(ctx context.Context, tag string, set ...string) error {
 	args := []string{
 		"upgrade", "--install", Release, p.images.Chart, "--namespace", Namespace, "--create-namespace",
-		"--wait", "--timeout", "3m",
+		"--wait", "--timeout", "6m",
 	}
 	_, err := p.Lab.Helm(ctx, append(args, with(tag, set)...)...)
 	return err
@@ -122,7 +122,7 @@ func (p *Product) TryInstall(ctx context.Context, name, tag string, timeout time
 
 // Uninstall uninstalls the release, if there is one.
 func (p *Product) Uninstall(ctx context.Context) (string, error) {
-	return p.Lab.Helm(ctx, "uninstall", Release, "--namespace", Namespace, "--ignore-not-found", "--wait", "--timeout", "3m")
+	return p.Lab.Helm(ctx, "uninstall", Release, "--namespace", Namespace, "--ignore-not-found", "--wait", "--timeout", "6m")
 }
 
 // pollInterval is how often a condition is looked at.
@@ -152,7 +152,7 @@ func EventuallyEvery(ctx context.Context, pause time.Duration, what string, time
 }
 
 // readyTimeout is for an agent to start on a busy machine.
-const readyTimeout = time.Minute
+const readyTimeout = 3 * time.Minute
 
 // WaitReady waits until the agents of all nodes say that they accelerate.
 func (p *Product) WaitReady(ctx context.Context) error {

@@ -29,18 +29,18 @@ const (
 
 	// importTimeout is how long the import of all images may take on a busy machine. Alone it
 	// takes 3 s.
-	importTimeout = 3 * time.Minute
+	importTimeout = 6 * time.Minute
 
 	// loadTimeout is how long a guest may take to import an image: the product's takes half a minute
 	// alone, and has taken more than two on a busy machine.
-	loadTimeout = 6 * time.Minute
+	loadTimeout = 10 * time.Minute
 
 	// unfinishedAge is when nobody works any more on a disk that is not finished.
 	unfinishedAge = time.Hour
 
 	// bootTimeout is how long a guest may take from its kernel to its kubelet. Alone on two cores
 	// it takes 10 s.
-	bootTimeout = 3 * time.Minute
+	bootTimeout = 6 * time.Minute
 
 	// pollInterval is how often a condition that nothing announces is looked at.
 	pollInterval = 50 * time.Millisecond
