@@ -73,13 +73,14 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 
 .PHONY: test
 test: deps cluster-tools $(if $(filter ./... ./test/vm% ./test/cluster/%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
-	$(call tested,$(pure),$(if $(filter -vet=off,$(TESTER)),-vet=off),$(GO) test)
+	$(call tested,$(pure),$(if $(filter -vet=off,$(TESTER)),-vet=off) -timeout=80m,$(GO) test)
 	$(call tested,$(judges))
 	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
 	$(call tested,$(apart),-p=$(APART_JOBS))
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
-# counter: the race detector sees nothing there, and takes ten times the time.
+# counter: the race detector sees nothing there, and takes ten times the time. They wait for nothing, and so for processors
+# only, which in CI others have first.
 pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/sdp/(bsdh|portmap|socket)|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
 # Rules of the repository, the chart and the CRDs are judged by the tests themselves, by
 # helm and by an API server: no goroutine of this project runs in these packages.
@@ -119,6 +120,10 @@ together = grep -vE '$(pure-pattern)|$(judge-pattern)|$(apart-pattern)' | $(long
 tested = $(if $(strip $(PKG)),,$(error PKG names no package))@all=$$($(GO) list $(PKG)); pkgs=$$(echo "$$all" | { $(1) || true; }); \
 	[ -z "$$pkgs" ] || { inputs=$$($(GO) run ./tools/inputs) && echo "$(or $(3),$(TESTER)) $(2)" && \
 		env $$inputs $(or $(3),$(TESTER)) -timeout=$(TEST_TIMEOUT) $(2) $(if $(FRESH),-count=1) $(ARGS) $$pkgs; }
+
+.PHONY: test-later
+test-later: # Run the tests again that AGAIN_LATER had wait in FILE.
+	$(GO) run ./tools/again -later=$(FILE)
 
 .PHONY: list-norace
 list-norace:
