@@ -58,7 +58,7 @@ func TestSeeded(t *testing.T) {
 		"a seed":        {seeded, "example.com/m failed twice", `(?s)=7.*again: TestSeeded.*=7`},
 		"a seed, twice": {once + strings.ReplaceAll(seeded, `if seed == "7"`, `if os.Getenv("KUBE_SMCR_SEED") == ""`), "", `(?s)again: TestOnce.*again: TestSeeded.*FLAKY`},
 		"subtests":      {"func TestA(t *testing.T) { for _, n := range []string{\"x\", \"y\", \"z\"} { t.Run(n, func(t *testing.T) { t.Error() }) } }", "example.com/m failed twice", `(?s)again: TestA of example.com/m, alone.*FAIL`},
-		"many":          {always("A") + always("B") + always("C"), "3 tests failed", `FAIL`},
+		"many":          {always("A") + always("B") + always("C") + always("D") + always("E"), "5 tests failed", `FAIL`},
 		"a panic":       {`func TestPanic(t *testing.T) { panic("oops") }`, "nothing runs again: a test ended its process", `panic: oops`},
 		"an exit":       {`func TestExit(t *testing.T) { os.Exit(3) }`, "nothing runs again: a package failed, and no test of it", `FAIL`},
 		"a typo":        {`func TestX(t *testing.T) { y }`, "nothing runs again: a package failed, and no test of it", `build failed`},
