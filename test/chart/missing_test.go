@@ -114,6 +114,7 @@ func TestMissingValues(t *testing.T) {
 			"serviceMonitor": map[string]any{"enabled": true}, "prometheusRule": map[string]any{"enabled": true}, "dashboard": map[string]any{"enabled": true},
 		},
 		"devicePlugin": map[string]any{"enabled": true, "vfs": true},
+		"hardware":     map[string]any{"enabled": true},
 		"dra":          map[string]any{"enabled": true},
 		"multus":       map[string]any{"enabled": true, "resourceName": "smcr.io/roce_vf"},
 		"agent":        map[string]any{"resourceQuota": true},

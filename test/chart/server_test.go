@@ -82,6 +82,8 @@ func TestNotes(t *testing.T) {
 		{"default", nil},
 		{"warnings", []string{"--set", "confineAgents=false,crds.install=None,agent.cni.install=false,hooks.uninstall=false,agent.wire.filter=false"}},
 		{"peers", []string{"--set", "agent.wire.peers={192.0.2.0/24,2001:db8::/32}"}},
+		{"hardware", []string{"--set", "dra.enabled=true,dra.ipam.type=dhcp,hardware.enabled=true"}},
+		{"plugin", []string{"--set", "devicePlugin.otherResources={vendor.com/rdma_vf}"}},
 		{"claims", []string{"--set", "dra.enabled=true"}},
 		{"ipam", []string{"--set", "dra.enabled=true,dra.ipam.type=host-local,dra.ipam.subnet=192.0.2.0/24"}},
 		{"whereabouts", []string{"--set", "dra.enabled=true,dra.ipam.type=whereabouts,dra.ipam.range=192.0.2.0/24"}},

@@ -133,6 +133,7 @@ func TestRefused(t *testing.T) {
 		{"annotation that restarts the agents", "agent.podAnnotations.checksum/config=x", "agent.podAnnotations: checksum/config is an annotation that the chart sets"},
 		{"annotation of the controllers", `controller.podAnnotations.kubectl\.kubernetes\.io/default-container=x`, "kubectl.kubernetes.io/default-container is an annotation that the chart sets"},
 		{"VFs without device plugin", "devicePlugin.vfs=true", "devicePlugin.vfs, but devicePlugin.enabled is false"},
+		{"VFs that the agent cannot open", "devicePlugin.enabled=true,devicePlugin.vfs=true", "devicePlugin.vfs, but hardware.enabled is false"},
 		{"VF of nobody", "multus.enabled=true", "multus.resourceName is empty"},
 		{"addresses by nobody", "dra.enabled=true,dra.ipam.range=192.0.2.0/24", "dra.ipam has no type: name the IPAM plugin"},
 		{"addresses of a node by nobody", "dra.enabled=true,dra.ipamOfNode.n1.range=x", "dra.ipamOfNode.n1 has no type: name the IPAM plugin"},

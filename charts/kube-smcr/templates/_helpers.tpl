@@ -284,6 +284,9 @@ read, and the last one, which the others take, is not what selectors, the contro
 {{- if and .Values.devicePlugin.vfs (not .Values.devicePlugin.enabled) -}}
 {{- fail "devicePlugin.vfs, but devicePlugin.enabled is false: enable both, or neither." -}}
 {{- end -}}
+{{- if and .Values.devicePlugin.vfs (not .Values.hardware.enabled) -}}
+{{- fail "devicePlugin.vfs, but hardware.enabled is false: the agent could not open the RDMA devices of VFs, and the connections of pods that have one would be plain TCP. Set hardware.enabled." -}}
+{{- end -}}
 {{- $ipams := dict "dra.ipam" .Values.dra.ipam -}}
 {{- range $name, $ipam := .Values.dra.ipamOfNode -}}{{- $_ := set $ipams (printf "dra.ipamOfNode.%s" $name) $ipam -}}{{- end -}}
 {{- range $at, $ipam := merge (dict "multus.ipam" .Values.multus.ipam) $ipams -}}
