@@ -64,10 +64,15 @@ chart that did not know it: the defaults. Every template begins with it. */ -}}
 {{- if or .Values.devicePlugin.enabled .Values.devicePlugin.otherResources -}}true{{- end -}}
 {{- end -}}
 
+{{- /* The image of the chart's release unless values name another one. Its digest is no default of a value, which helm upgrade
+--reuse-values would keep with a later chart. */ -}}
 {{- define "smcr.image" -}}
+{{- $release := index .Chart.Annotations "smcr.io/image-digest" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
+{{- else if and $release (not .tag) -}}
+{{ .repository }}@{{ $release }}
 {{- else -}}
 {{ .repository }}:{{ .tag | default $.Chart.AppVersion }}
 {{- end -}}
