@@ -3,6 +3,7 @@
 package chart
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -274,6 +275,17 @@ func TestMemoryOfTheAgent(t *testing.T) {
 		}
 	}
 	t.Error("no GOMEMLIMIT")
+}
+
+// What the agent needs for itself grows with its budgets: 16 KiB for each of 16384 connections, 144 KiB for each of 4096 relays,
+// and 64 MiB. A container that has a MiB less is refused.
+func TestMemoryOfTheAgent_largeBudgets(t *testing.T) {
+	const budgets, memory = "agent.budgets.node.memory=8GiB,agent.budgets.node.sockets=4GiB,agent.resources.memory=%dMi", 12288 + 256 + 576 + 64
+	template(t, "--set", fmt.Sprintf(budgets, memory))
+	_, complaint := helm(t, "template", release, chartDir, "--set", fmt.Sprintf(budgets, memory-1))
+	if want := "and 896MiB for the agent itself do not fit into agent.resources.memory (13183Mi)"; !strings.Contains(complaint, want) {
+		t.Errorf("a MiB less: %q, want %q", complaint, want)
+	}
 }
 
 func TestCRDsAreThoseOfTheRepository(t *testing.T) {

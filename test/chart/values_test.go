@@ -111,6 +111,7 @@ func TestRefused(t *testing.T) {
 		{"text for a switch", "monitoring.serviceMonitor.enabled=yes", "at '/monitoring/serviceMonitor/enabled'"},
 
 		{"budget larger than the container", "agent.budgets.node.memory=2GiB", "agent.budgets.node.memory (2GiB), agent.budgets.node.sockets (256MiB) and 256MiB for the agent itself do not fit into agent.resources.memory (1536Mi)"},
+		{"sockets that leave too little", "agent.budgets.node.sockets=257MiB", "agent.budgets.node.sockets (257MiB) and 256MiB for the agent itself do not fit"},
 		{"pod larger than node", "agent.budgets.pod.memory=1025MiB", "agent.budgets.pod.memory (1025MiB) is more than agent.budgets.node.memory (1GiB)"},
 		{"ceiling larger than node", "agent.budgets.podMax.memory=1025MiB", "agent.budgets.podMax.memory (1025MiB) is not between those of agent.budgets.pod (256MiB) and agent.budgets.node (1GiB)"},
 		{"ceiling smaller than pod", "agent.budgets.podMax.memory=255MiB", "agent.budgets.podMax.memory (255MiB) is not between"},

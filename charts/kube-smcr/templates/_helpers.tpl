@@ -163,6 +163,18 @@ memory. */ -}}
 {{- min .budget.connections (div $memory $each) (div (include "smcr.bytes" .budget.sockets | int64) 262144) -}}
 {{- end -}}
 
+{{- /* What the agent itself needs at most besides registered memory and sockets' buffers, in bytes, as docs/operations.md has it under
+Budgets: 64 MiB, 16 KiB for each connection, and 128 KiB more for each relay that moves data. Connections are as many as memory, with
+the smallest buffers, and sockets have room for, relays as many as sockets has. Never less than 256 MiB. */ -}}
+{{- define "smcr.spare" -}}
+{{- $budget := .budgets.node -}}
+{{- $each := max 32768 (add (min 131072 (include "smcr.bytes" .rmbe | int64)) (min 131072 (include "smcr.bytes" .sendBuffer | int64))) -}}
+{{- $sockets := include "smcr.bytes" $budget.sockets | int64 -}}
+{{- $conns := min $budget.connections (div (include "smcr.bytes" $budget.memory | int64) $each) (div $sockets 262144) -}}
+{{- $relays := min $budget.relays (div $sockets 524288) -}}
+{{- max 268435456 (add 67108864 (mul 16384 $conns) (mul 147456 $relays)) -}}
+{{- end -}}
+
 {{- /* agent.affinity, and no node that has the label smcr.io/leave: kubectl smcr leave. Of several terms one is
 enough, so that each of them says it; one without expressions selects no node and stays so. */ -}}
 {{- define "smcr.agentAffinity" -}}
@@ -239,13 +251,13 @@ read, and the last one, which the others take, is not what selectors, the contro
 {{- include "smcr.single" . -}}
 {{- include "smcr.reserved" . -}}
 {{- $a := .Values.agent -}}
-{{- $spare := 268435456 -}}
+{{- $spare := include "smcr.spare" $a | int64 -}}
 {{- $memory := include "smcr.bytes" $a.resources.memory | int64 -}}
 {{- $node := include "smcr.bytes" $a.budgets.node.memory | int64 -}}
 {{- $pod := include "smcr.bytes" $a.budgets.pod.memory | int64 -}}
 {{- $sockets := include "smcr.bytes" $a.budgets.node.sockets | int64 -}}
 {{- if gt (add $node $sockets $spare) $memory -}}
-{{- fail (printf "agent.budgets.node.memory (%v), agent.budgets.node.sockets (%v) and 256MiB for the agent itself do not fit into agent.resources.memory (%v): the agent would be killed for want of memory. Raise the one or lower the others." $a.budgets.node.memory $a.budgets.node.sockets $a.resources.memory) -}}
+{{- fail (printf "agent.budgets.node.memory (%v), agent.budgets.node.sockets (%v) and %dMiB for the agent itself do not fit into agent.resources.memory (%v): the agent would be killed for want of memory. Raise the one or lower the others." $a.budgets.node.memory $a.budgets.node.sockets (div (add $spare 1048575) 1048576) $a.resources.memory) -}}
 {{- end -}}
 {{- if gt $pod $node -}}
 {{- fail (printf "agent.budgets.pod.memory (%v) is more than agent.budgets.node.memory (%v): one pod cannot have more than all together." $a.budgets.pod.memory $a.budgets.node.memory) -}}
