@@ -61,7 +61,7 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 			want.LogLevel = config.LogDebug
 			want.MetricsAddress = netip.MustParseAddrPort("[::]:9465")
 			want.MetricsAuth, want.MetricsTLS = true, "/etc/kube-smcr-tls"
-			want.CNI.Install, want.CNI.Required, want.CNI.ReportStatus = false, true, true
+			want.CNI.Install = false
 			want.DevicePlugin = config.DevicePlugin{
 				Enabled: true, VFs: true, Slots: 20, Dir: "/host/kubelet/device-plugins", PodResources: "/host/kubelet/pod-resources/kubelet.sock",
 				InfoDir: "/host/devinfo", OtherResources: []string{"example.com/rdma_vf", "vendor.com/*"},
@@ -76,6 +76,20 @@ func TestAgentUnderstandsItsConfiguration(t *testing.T) {
 				t.Errorf("enterprise IDs %v", got.EIDs)
 			}
 		})
+	}
+}
+
+// The fields of the plugin's entry reach the agent, which writes it.
+func TestEntryOfThePlugin(t *testing.T) {
+	for _, key := range []string{"required", "reportStatus"} {
+		cm := find[*corev1.ConfigMap](t, template(t, "--set", "agent.cni."+key+"=true"), "-agent")
+		got, err := config.ParseOn(node(), "node-agent.yaml", []byte(cm.Data["node-agent.yaml"]))
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, cm.Data["node-agent.yaml"])
+		}
+		if got.CNI.Required != (key == "required") || got.CNI.ReportStatus != (key == "reportStatus") {
+			t.Errorf("with agent.cni.%s required is %v, reportStatus %v", key, got.CNI.Required, got.CNI.ReportStatus)
+		}
 	}
 }
 

@@ -304,6 +304,17 @@ read, and the last one, which the others take, is not what selectors, the contro
 {{- if and .Values.devicePlugin.vfs (not .Values.hardware.enabled) -}}
 {{- fail "devicePlugin.vfs, but hardware.enabled is false: the agent could not open the RDMA devices of VFs, and the connections of pods that have one would be plain TCP. Set hardware.enabled." -}}
 {{- end -}}
+{{- if and .Values.kernelPath.veth (not .Values.kernelPath.enabled) -}}
+{{- fail "kernelPath.veth, but kernelPath.enabled is false: no pod can have the kernel's datapath. Enable both, or leave veth out." -}}
+{{- end -}}
+{{- if and .Values.hardware.resource (not .Values.hardware.enabled) -}}
+{{- fail "hardware.resource, but hardware.enabled is false: the agent would not ask for the resource, and could not open RDMA devices. Set hardware.enabled, or leave resource out." -}}
+{{- end -}}
+{{- range list "required" "reportStatus" -}}
+{{- if and (index $a.cni .) (not $a.cni.install) -}}
+{{- fail (printf "agent.cni.%s, but agent.cni.install is false: whoever puts smcr-cni into the CNI chain has to set %s in its entry. Leave it out here." . .) -}}
+{{- end -}}
+{{- end -}}
 {{- $ipams := dict "dra.ipam" .Values.dra.ipam -}}
 {{- range $name, $ipam := .Values.dra.ipamOfNode -}}{{- $_ := set $ipams (printf "dra.ipamOfNode.%s" $name) $ipam -}}{{- end -}}
 {{- range $at, $ipam := merge (dict "multus.ipam" .Values.multus.ipam) $ipams -}}
