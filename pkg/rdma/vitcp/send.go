@@ -12,13 +12,14 @@ import (
 // requester is our messages: the send queue, cut into segments, and what the peer says of them.
 type requester struct {
 	queue      sendQueue
-	offset     uint32 // of the message at cur: bytes in the segments before
-	aborted    bool   // the message at cur ended with Transmit Error
-	reads      int    // READs that wait for their answer
-	read       uint32 // no message before this number is one of them, if there are any
-	peerPosted uint16 // receives of the peer
-	used       uint16 // those that our messages took
-	acked      uint32 // the last message that the peer has; without Reliable, that TCP has
+	offset     uint32      // of the message at cur: bytes in the segments before
+	aborted    bool        // the message at cur ended with Transmit Error
+	padded     rdma.Status // why a segment of the message at cur ends with padding; StatusSuccess: none does
+	reads      int         // READs that wait for their answer
+	read       uint32      // no message before this number is one of them, if there are any
+	peerPosted uint16      // receives of the peer
+	used       uint16      // those that our messages took
+	acked      uint32      // the last message that the peer has; without Reliable, that TCP has
 }
 
 func (r *requester) start(t *Terms) {
@@ -131,13 +132,9 @@ var padding [4096]byte
 func (q *QP) TxBuffers(now time.Time, dst [][]byte) [][]byte {
 	t := &q.tx
 	q.fill(now)
-	if t.left > 0 && !t.pad && !t.ready && q.gatherLeft() != rdma.StatusSuccess {
-		if t.last {
-			q.cut(now)
-		} else {
-			// §2.2.2.2.5: what cannot be read is padded, and the next segment says so.
-			t.pad = true
-			t.forget()
+	if t.left > 0 && !t.pad && !t.ready {
+		if st := q.gatherLeft(); st != rdma.StatusSuccess {
+			q.pad(now, st)
 		}
 	}
 	if q.end.reset {
@@ -262,7 +259,11 @@ func (q *QP) stageRequest(now time.Time) bool {
 	default:
 	}
 	size := min(int(n), room)
-	if st := q.gather(w, int(r.offset), size); st != rdma.StatusSuccess {
+	st := r.padded
+	if st == rdma.StatusSuccess {
+		st = q.gather(w, int(r.offset), size)
+	}
+	if st != rdma.StatusSuccess {
 		w.status = st
 		if r.offset == 0 {
 			q.retire(now)
@@ -424,6 +425,21 @@ func (q *QP) gatherLeft() rdma.Status {
 	}
 	t.ready = st == rdma.StatusSuccess
 	return st
+}
+
+// pad has the rest of a segment be zeros whose memory is gone, and the next segment say so (§2.2.2.2.5). That is noted of a
+// request: what is left of the message may be in other regions, which are there. A READ's answer is of one region.
+func (q *QP) pad(now time.Time, st rdma.Status) {
+	t := &q.tx
+	if t.last {
+		q.cut(now)
+		return
+	}
+	if t.src == fromRequest {
+		q.req.padded = st
+	}
+	t.pad = true
+	t.forget()
 }
 
 // cut ends a connection in the middle of the last segment of a message: its header has promised
