@@ -24,6 +24,8 @@ type region struct {
 	access rdma.Access
 	gone   bool
 	all    []byte
+
+	written int // bytes that peers were let write
 }
 
 const guardLen = 64
@@ -91,6 +93,9 @@ func (m *testMemory) Remote(k rdma.RKey, addr uint64, n uint32, acc rdma.Access)
 			return nil, rdma.StatusRemoteAccess
 		}
 		if b, ok := r.at(addr, n); ok {
+			if acc&rdma.RemoteWrite != 0 {
+				r.written += int(n)
+			}
 			return b, rdma.StatusSuccess
 		}
 		return nil, rdma.StatusRemoteOp

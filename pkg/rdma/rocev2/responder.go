@@ -375,9 +375,11 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 		q.refuse(NAKRemoteAccess, rdma.ErrPeerAccess)
 		return false
 	}
+	// The same request comes again when there is a receive buffer.
+	waits := info&opImm != 0 && r.head == r.tail
 	// IBTA 9.4.3: a WRITE of no bytes needs no valid key.
 	if left > 0 && (starts || !r.ready) {
-		b, st := q.cfg.Memory.Remote(key, addr, left, rdma.RemoteWrite)
+		b, st := q.writable(key, addr, left, starts && !waits)
 		if st != rdma.StatusSuccess {
 			why := errGone
 			if starts {
@@ -389,7 +391,7 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 		invariant.Must(len(b) == int(left), "rocev2: region of another length than asked for")
 		r.buf, r.ready = b, true
 	}
-	if info&opImm != 0 && r.head == r.tail {
+	if waits {
 		if starts {
 			r.buf, r.ready = nil, false
 		}
@@ -400,10 +402,7 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 		r.msg = msgWrite
 		r.total = left
 	}
-	if n > 0 {
-		copy(r.buf, p.Payload)
-		r.buf = r.buf[n:]
-	}
+	r.buf = r.buf[copy(r.buf, p.Payload):]
 	r.key, r.addr, r.left = key, addr+uint64(n), left-n
 	if ends {
 		if info&opImm != 0 {
@@ -412,6 +411,18 @@ func (q *QP) handleWrite(p *Packet, info opInfo) bool {
 		r.buf, r.ready = nil, false
 	}
 	return true
+}
+
+// writable is the memory of a WRITE, which [rdma.WriteCounter] counts once: when its first packet is taken. Of no bytes Remote
+// counts nothing, and without the right to write neither: so, not to count, one call asks for the right and one for the range.
+func (q *QP) writable(key rdma.RKey, addr uint64, n uint32, count bool) ([]byte, rdma.Status) {
+	if count {
+		return q.cfg.Memory.Remote(key, addr, n, rdma.RemoteWrite)
+	}
+	if _, st := q.cfg.Memory.Remote(key, addr, 0, rdma.RemoteWrite); st != rdma.StatusSuccess {
+		return nil, st
+	}
+	return q.cfg.Memory.Remote(key, addr, n, 0)
 }
 
 // handleRead takes the expected packet, a READ request.

@@ -76,6 +76,53 @@ func TestResponder_writeOfManyPackets(t *testing.T) {
 	}
 }
 
+// A region counts each WRITE of the peer once and as a whole ([rdma.WriteCounter]), also if another region is closed
+// meanwhile, or the peer repeats the request until there is a receive buffer.
+func TestResponder_countsWrites(t *testing.T) {
+	b := newBench(t, nil)
+	b.in(WriteFirst, 0, b.write(0, 700, 256, 'a'))
+	b.q.ForgetMemory(b.now)
+	b.in(WriteMiddle, 1, data(256, 'b'))
+	b.q.ForgetMemory(b.now)
+	b.in(WriteLast, 2, data(188, 'c'))
+	b.wantOut("Acknowledge 2 [ACK credit 31 msn 1]")
+	if b.mr.written != 700 || b.mr.buf[699] != 'c' {
+		t.Errorf("%d bytes are counted, want 700", b.mr.written)
+	}
+	imm := func(p *Packet) { b.write(0, 8, 8, 'i')(p); p.Imm = 5 }
+	for range 3 {
+		b.in(WriteOnlyImm, 3, imm)
+		b.out()
+	}
+	if b.mr.written != 700 || b.mr.buf[0] != 'a' {
+		t.Errorf("without a receive buffer %d bytes are counted, want 700", b.mr.written)
+	}
+	b.recv(0)
+	b.in(WriteOnlyImm, 3, imm)
+	b.wantOut("Acknowledge 3 [ACK credit 31 msn 2]")
+	if b.mr.written != 708 || b.mr.buf[0] != 'i' {
+		t.Errorf("%d bytes are counted, want 708", b.mr.written)
+	}
+}
+
+// A request that waits for a receive buffer, and the rest of a WRITE, need the right to write like others.
+func TestResponder_writesNotCountedNeedTheRight(t *testing.T) {
+	b := newBench(t, nil)
+	b.mr.access = rdma.LocalWrite | rdma.RemoteRead
+	b.in(WriteOnlyImm, 0, b.write(0, 8, 8, 'i'))
+	b.wantOut("Acknowledge 0 [NAK remote access error msn 0]")
+
+	b = newBench(t, nil)
+	b.in(WriteFirst, 0, b.write(0, 300, 256, 'a'))
+	b.mr.access = rdma.LocalWrite | rdma.RemoteRead
+	b.q.ForgetMemory(b.now)
+	b.in(WriteLast, 1, data(44, 'b'))
+	b.wantOut("Acknowledge 1 [NAK remote access error msn 0]")
+	if b.mr.buf[256] != 0 {
+		t.Error("written without the right")
+	}
+}
+
 func TestResponder_writeOfNothingNeedsNoKey(t *testing.T) {
 	b := newBench(t, nil)
 	b.in(WriteOnly, 0, func(p *Packet) { p.BTH.AckReq = true })
