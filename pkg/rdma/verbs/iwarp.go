@@ -104,7 +104,7 @@ func (w *IWARP) ready(r rdma.QP, i *cmID) (*qp, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case q.ibv == nil:
+	case q.ibv == nil || q.closing:
 		return nil, fmt.Errorf("queue pair %v: %w", q.num, rdma.ErrClosed)
 	case q.known() != rdma.QPInit:
 		return nil, fmt.Errorf("queue pair %v is in %v, want %v: %w", q.num, q.known(), rdma.QPInit, rdma.ErrState)
@@ -210,7 +210,7 @@ func (i *cmID) connect(ctx context.Context, from netip.Addr, q *qp, to netip.Add
 	if err = i.step(ctx, cmResolveRoute, words(i.id, wait), eventRouteResolved); err != nil {
 		return c, err
 	}
-	if err = i.m.command(cmConnect, append(param, words(i.id, 0, 0, 0)...), 0); err != nil {
+	if err = i.command(cmConnect, append(param, words(i.id, 0, 0, 0)...)); err != nil {
 		return c, err
 	}
 	e, err := i.await(ctx, eventEstablished)
@@ -225,7 +225,7 @@ func (i *cmID) connect(ctx context.Context, from netip.Addr, q *qp, to netip.Add
 
 // step has the kernel do something, and waits for the event that says that it is done.
 func (i *cmID) step(ctx context.Context, cmd uint32, in []byte, want eventKind) error {
-	if err := i.m.command(cmd, in, 0); err != nil {
+	if err := i.command(cmd, in); err != nil {
 		return fmt.Errorf("before %v: %w", want, err)
 	}
 	_, err := i.await(ctx, want)
@@ -257,7 +257,7 @@ func (w *IWARP) Disconnect(r rdma.QP) error {
 	}
 	q.told.Store(toldWhy)
 	q.mark()
-	if err := w.m.command(cmDisconnect, words(i.id, 0), 0); err != nil && !isOver(i) {
+	if err := i.command(cmDisconnect, words(i.id, 0)); err != nil && !isOver(i) {
 		return fmt.Errorf("disconnect queue pair %v: %w", q.num, err)
 	}
 	return nil
@@ -308,14 +308,14 @@ func (w *IWARP) Listen(at netip.AddrPort) (cm.Listener, error) {
 	w.m.mu.Unlock()
 	bind, err := appendSockaddr(w.m.answer(answerAt), at) // nothing is answered
 	if err == nil {
-		err = w.m.command(cmBind, append(bind, words(i.id)...), 0)
+		err = i.command(cmBind, append(bind, words(i.id)...))
 	}
 	l := &listener{w: w, id: i}
 	if err == nil {
 		l.addr, _, err = i.addrs()
 	}
 	if err == nil {
-		err = w.m.command(cmListen, words(i.id, backlog), 0)
+		err = i.command(cmListen, words(i.id, backlog))
 	}
 	if err != nil {
 		i.close()
@@ -384,7 +384,7 @@ func (r *request) Accept(ctx context.Context, to rdma.QP, o cm.Options) error {
 	if err == nil {
 		// The kernel tells nothing of one without a name.
 		b := append(binary.NativeEndian.AppendUint64(nil, r.w.m.name()), param...)
-		err = r.w.m.command(cmAccept, append(b, words(r.id.id, 0, 0, 0)...), 0)
+		err = r.id.command(cmAccept, append(b, words(r.id.id, 0, 0, 0)...))
 	}
 	if err == nil {
 		_, err = r.id.await(ctx, eventEstablished)
@@ -407,7 +407,7 @@ func (r *request) Reject(privateData []byte) error {
 	b := make([]byte, rejectBytes)
 	copy(b, words(r.id.id))
 	b[rejectDataLen] = byte(copy(b[rejectData:], privateData))
-	if err := r.w.m.command(cmReject, b, 0); err != nil {
+	if err := r.id.command(cmReject, b); err != nil {
 		return fmt.Errorf("reject %v: %w", r.remote, err)
 	}
 	return nil

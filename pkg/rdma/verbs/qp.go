@@ -34,6 +34,7 @@ type qp struct {
 	rtr rdma.QPAttr // the last transition to RTR
 	cm  *cmID       // that connects it, on an iWARP device
 
+	closing bool // nothing connects it any more
 	refuses bool // Refuse has taken the device's queue pair to RTR
 }
 
@@ -402,9 +403,21 @@ func postError(what string, errno syscall.Errno) error {
 	return fmt.Errorf("post %s: %w", what, verbError(errno))
 }
 
+// bar sees that nobody has the kernel connect the queue pair any more.
+func (q *qp) bar() {
+	q.mu.Lock()
+	q.closing = true
+	conn := q.cm
+	q.mu.Unlock()
+	if conn != nil {
+		conn.bar()
+	}
+}
+
 // Close implements [rdma.QP]. What arrived before completes also afterwards:
 // the peer counts it as delivered.
 func (q *qp) Close() error {
+	q.bar()
 	var broken []failure
 	var conn *cmID
 	defer func() {

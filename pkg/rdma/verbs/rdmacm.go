@@ -123,6 +123,10 @@ type cmID struct {
 	qp       atomic.Pointer[qp] // that is connected
 	requests chan *request      // of a listener
 	destroy  sync.Once
+
+	// use is held for as long as the kernel has a command of the ID.
+	use    sync.Mutex
+	barred bool
 }
 
 // cmEvent is an event of the manager.
@@ -257,10 +261,35 @@ func (m *manager) add(id uint32, name uint64) *cmID {
 	return i
 }
 
+// command has the kernel do something with the ID, unless it was barred.
+func (i *cmID) command(cmd uint32, in []byte) error {
+	i.use.Lock()
+	defer i.use.Unlock()
+	if i.barred {
+		return rdma.ErrClosed
+	}
+	return i.m.command(cmd, in, 0)
+}
+
+// bar sees that there are no more commands of the ID, and waits for the end of the one that the kernel has. A command names the ID
+// and the queue pair by numbers, which others have once these are gone:
+//
+//	Dial                         Close of the queue pair      another one is made
+//	  its route is resolved
+//	                               bar, destroy
+//	                                                            with its number
+//	  connect: ErrClosed
+func (i *cmID) bar() {
+	i.use.Lock()
+	i.barred = true
+	i.use.Unlock()
+}
+
 // close destroys the ID, which ends what it has, and waits until the kernel has no use of it: while it connects, that is
 // when the peer has answered, or the kernel given up.
 func (i *cmID) close() {
 	i.destroy.Do(func() {
+		i.bar()
 		m := i.m
 		m.mu.Lock()
 		delete(m.ids, i.id)
@@ -388,6 +417,9 @@ func (m *manager) query(i *cmID) (local, remote netip.AddrPort, err error) {
 func (i *cmID) addrs() (local, remote netip.AddrPort, err error) {
 	i.m.mu.Lock()
 	defer i.m.mu.Unlock()
+	if i.m.ids[i.id] != i {
+		return local, remote, rdma.ErrClosed
+	}
 	return i.m.query(i)
 }
 
