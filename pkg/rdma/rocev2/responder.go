@@ -536,6 +536,9 @@ func (q *QP) handleDuplicate(p *Packet, psn uint64) {
 	r.nreads++
 }
 
+// Answers reports whether PollTx begins with responses to READs.
+func (q *QP) Answers() bool { return q.rsp.nreads > 0 }
+
 // pollResponses fills dst with READ responses, ACK and NAK, in the order of
 // the requests.
 func (q *QP) pollResponses(dst []TxPacket) int {

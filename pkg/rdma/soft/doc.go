@@ -17,7 +17,9 @@
 // ([Config.Receivers]), and the kernel spreads queue pairs over them: see spread for how. It waits in the network
 // poller (in the midst of a stream it looks for more before that). There is one for timers, one for the link state, and one goroutine per open context
 // that delivers events. Each queue pair has an owner at every moment: a receiver, or
-// who posts and finds it free, and then transmits. Posting never blocks.
+// who posts and finds it free, and then transmits. Posting never blocks. Of a long response to a
+// READ, for which a peer asks with one packet, an owner sends a part; the timers' goroutine goes on, with
+// each queue pair by turns.
 //
 // # What peers can guess
 //

@@ -23,6 +23,8 @@ type qp struct {
 	txICRC rocev2.ICRC
 	burst  int    // packets that are made at a time, at most
 	unsent *batch // what the wire did not take
+	// answerAt is when Transmit goes on after answerBytes; zero: nothing is left behind.
+	answerAt time.Time
 }
 
 var (
@@ -118,6 +120,7 @@ func (q *qp) SayLast(now time.Time) {
 
 // Drop implements [softdev.Carrier]: what waits for the wire is as if it was lost.
 func (q *qp) Drop() {
+	q.answerAt = time.Time{}
 	if q.unsent != nil {
 		q.dev.putBatch(q.unsent)
 		q.unsent = nil
@@ -127,7 +130,7 @@ func (q *qp) Drop() {
 // Retry implements [softdev.Carrier].
 func (q *qp) Retry() time.Time {
 	if q.unsent == nil {
-		return time.Time{}
+		return q.answerAt
 	}
 	return time.Now().Add(sendRetry)
 }

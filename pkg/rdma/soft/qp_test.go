@@ -11,10 +11,21 @@ import (
 )
 
 // silentWire takes every packet and delivers none.
-type silentWire struct{ done chan struct{} }
+type silentWire struct {
+	done chan struct{}
+	see  func(*Message) // what it takes; nil: nobody looks
+}
 
-func (w *silentWire) Send(msgs []Message) (int, error) { return len(msgs), nil }
-func (w *silentWire) MaxSegments() int                 { return 1 }
+func (w *silentWire) Send(msgs []Message) (int, error) {
+	for i := range msgs {
+		if w.see != nil {
+			w.see(&msgs[i])
+		}
+	}
+	return len(msgs), nil
+}
+
+func (w *silentWire) MaxSegments() int { return 1 }
 func (w *silentWire) Receive(func([]Message), func() bool) error {
 	<-w.done
 	return errors.New("closed")
@@ -28,7 +39,14 @@ func (w *silentWire) Close() error {
 // silent is a queue pair of a device whose wire is silent.
 func silent(t *testing.T, cfg Config) *qp {
 	t.Helper()
-	cfg.Name, cfg.Wire = "silent", &silentWire{done: make(chan struct{})}
+	pd, cq := silentPD(t, cfg, nil)
+	return silentQP(t, pd, cq)
+}
+
+// silentPD is a protection domain of a device whose wire is silent, and a completion queue.
+func silentPD(t *testing.T, cfg Config, see func(*Message)) (rdma.PD, rdma.CQ) {
+	t.Helper()
+	cfg.Name, cfg.Wire = "silent", &silentWire{make(chan struct{}), see}
 	if !cfg.Addr.IsValid() {
 		cfg.Addr = netip.MustParseAddr("192.0.2.1")
 	}
@@ -46,6 +64,11 @@ func silent(t *testing.T, cfg Config) *qp {
 	if err := errors.Join(errPD, errCQ); err != nil {
 		t.Fatal(err)
 	}
+	return pd, cq
+}
+
+func silentQP(t *testing.T, pd rdma.PD, cq rdma.CQ) *qp {
+	t.Helper()
 	q, err := pd.CreateQP(rdma.QPConfig{SendCQ: cq, RecvCQ: cq, MaxSendWR: 4, MaxRecvWR: 4})
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,14 @@ const (
 	// sendRetry is when a queue pair tries again after the wire was full.
 	sendRetry = 500 * time.Microsecond
 
+	// answerBytes is how much of the responses to READs a queue pair sends before others have their turn, or a
+	// batch more. A peer may ask for 1 GiB with one packet, and repeat that.
+	answerBytes = 256 << 10
+
+	// answerPause is when a queue pair goes on with its responses: a moment after the time of what is handled now, so
+	// that of many packets that arrive together no more than one has it send responses.
+	answerPause = time.Microsecond
+
 	// freeBatches is the number of idle batches that a device keeps. More
 	// goroutines than that rarely transmit at once.
 	freeBatches = 8
@@ -141,6 +149,10 @@ func (b *batch) answerFirst(n, segments int) {
 
 // Transmit implements [softdev.Carrier].
 func (q *qp) Transmit(now time.Time) {
+	if now.Before(q.answerAt) && q.m.Answers() {
+		return
+	}
+	q.answerAt = time.Time{}
 	b := q.unsent
 	q.unsent = nil
 	if b == nil {
@@ -150,10 +162,14 @@ func (q *qp) Transmit(now time.Time) {
 		return
 	}
 	segments := q.dev.wire.MaxSegments()
-	for {
+	for left := answerBytes; left > 0; {
+		answers := q.m.Answers()
 		n := q.m.PollTx(now, b.pkts[:q.burst])
 		if n == 0 {
 			break
+		}
+		if answers {
+			left -= b.payload(n)
 		}
 		b.answerFirst(n, segments)
 		b.build(n, segments, q)
@@ -162,8 +178,19 @@ func (q *qp) Transmit(now time.Time) {
 			q.unsent = b
 			return
 		}
+		if left <= 0 {
+			q.answerAt = now.Add(answerPause)
+		}
 	}
 	q.dev.putBatch(b)
+}
+
+// payload is the bytes that the first n packets carry.
+func (b *batch) payload(n int) (sum int) {
+	for i := range b.pkts[:n] {
+		sum += b.pkts[i].PayloadLen
+	}
+	return sum
 }
 
 // send gives a batch to the wire. False means that some of it has to wait.

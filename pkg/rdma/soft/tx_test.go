@@ -3,8 +3,15 @@
 package soft
 
 import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -107,4 +114,85 @@ func TestDevice_batches(t *testing.T) {
 	if d.getBatch() != a || d.getBatch() == b {
 		t.Error("the batch that was given back is not used again, or one that there was no room for is")
 	}
+}
+
+// turns counts the packets that leave for two peers, whose queue pairs have the numbers 0 and 1.
+type turns struct {
+	mu                 sync.Mutex
+	sent               [2]int
+	last, row, longest int // in a row to one
+}
+
+func (c *turns) see(m *Message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	to := int(m.Bufs[0][7]) // the last byte of the number
+	if to != c.last {
+		c.last, c.row = to, 0
+	}
+	c.sent[to]++
+	c.row++
+	c.longest = max(c.longest, c.row)
+}
+
+func (c *turns) counted() (sent [2]int, longest int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent, c.longest
+}
+
+// readOf is the first packet that a peer sends to a queue pair: it asks for a whole region.
+func readOf(q *qp, mr rdma.MR, from netip.Addr) Message {
+	p := rocev2.Packet{
+		BTH:  rocev2.BTH{OpCode: rocev2.ReadRequest, PKey: rocev2.PKey, DestQP: q.Num()},
+		RETH: rocev2.RETH{Addr: mr.Addr(), RKey: mr.RKey(), Length: uint32(len(mr.Bytes()))},
+	}
+	b := p.AppendHeader(nil)
+	c := rocev2.NewICRC(rocev2.Addresses{Src: from, SrcPort: rocev2.Port, Dst: q.dev.cfg.Addr, DstPort: rocev2.Port})
+	return Message{Peer: netip.AddrPortFrom(from, rocev2.Port), Data: binary.LittleEndian.AppendUint32(b, c.Sum(0, b, nil, 0))}
+}
+
+// Peers that ask for much with few packets, and again, have it by turns, and not all of it before the receiver goes on.
+func TestQP_longReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const packets, most = 8 << 10, (answerBytes>>10 + txBatch) // of responses: to a READ, and in a row
+		var c turns
+		pd, cq := silentPD(t, Config{}, c.see)
+		mr, err := pd.AllocMR(packets<<10, rdma.LocalWrite|rdma.RemoteRead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r *receiver
+		var msgs []Message
+		for i := range c.sent {
+			q := silentQP(t, pd, cq)
+			a := rtr("192.0.2.2")
+			a.DestQPN = rdma.QPN(i)
+			if err := errors.Join(q.Modify(rdma.QPAttr{State: rdma.QPInit, Access: rdma.RemoteRead}), q.Modify(a)); err != nil {
+				t.Fatal(err)
+			}
+			msgs = append(msgs, readOf(q, mr, a.Path.DGID.Addr()))
+			r = &receiver{dev: q.dev}
+		}
+		for range 3 {
+			msgs = append(msgs, msgs...)
+		}
+		r.take(msgs)
+		sent, _ := c.counted()
+		for i, n := range sent {
+			if n == 0 || n > most {
+				t.Errorf("peer %d has %d packets when the receiver goes on, want some, and at most %d", i, n, most)
+			}
+		}
+		<-time.After(time.Second) // of the bubble's clock
+		sent, longest := c.counted()
+		for i, n := range sent {
+			if n < packets || n > packets+most {
+				t.Errorf("peer %d has %d packets in the end, want %d, and at most %d twice", i, n, packets, most)
+			}
+		}
+		if longest > most {
+			t.Errorf("%d packets in a row are for one peer, want at most %d", longest, most)
+		}
+	})
 }

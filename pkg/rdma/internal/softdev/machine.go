@@ -51,8 +51,8 @@ type Carrier interface {
 	Modified(a rdma.QPAttr)
 	// Transmit sends what the protocol has to send, as far as the wire takes it.
 	Transmit(now time.Time)
-	// Retry returns when Transmit is to be called again because the wire was full; zero:
-	// no need.
+	// Retry returns when Transmit is to be called again because the wire was full, or others had
+	// to have their turn; zero: no need.
 	Retry() time.Time
 	// SayLast sends what the peer has to learn before the protocol forgets it by a reset, or
 	// the end of the queue pair.
