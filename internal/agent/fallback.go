@@ -60,7 +60,7 @@ func (px *proxy) fallbackOf(i smcr.Info, before shortage) fallback {
 	case now.queuePairs != before.queuePairs:
 		why.code = agentapi.CodeQueuePairs
 	case now.device == before.device:
-		why.code, why.detail = agentapi.CodeBudgetMemory, podFull // the stack never asks for more than the pod's budget, so it counted nothing
+		why.code, why.detail = agentapi.CodeBudgetMemory, podFull // the stack's own budget was full, which is the pod's
 	}
 	return why
 }

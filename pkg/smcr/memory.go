@@ -61,16 +61,19 @@ func (e *errMemory) Error() string {
 
 func (e *errMemory) Unwrap() error { return e.outer }
 
+// take asks the account outer also where the stack's own budget is full: only that account knows whether the client
+// has its share.
 func (a *account) take(client netip.Addr, n int) error {
-	if a.bytes+n > a.budget {
-		return &errMemory{want: n, have: a.bytes, budget: a.budget}
-	}
 	if a.outer != nil {
 		if err := a.outer.Take(client, n); err != nil {
 			return &errMemory{want: n, have: a.bytes, outer: err}
 		}
 	}
 	a.bytes += n
+	if have := a.bytes - n; a.bytes > a.budget {
+		a.give(client, n)
+		return &errMemory{want: n, have: have, budget: a.budget}
+	}
 	return nil
 }
 

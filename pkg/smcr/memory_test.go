@@ -99,9 +99,11 @@ func TestMemory_budget(t *testing.T) {
 		name          string
 		budget, outer int // buffers
 		want          int
+		share         bool // the account says why
 	}{
-		{"of the stack", 13, 20, 13},
-		{"shared", 20, 13, 13},
+		{"of the stack", 13, 20, 13, false},
+		{"shared", 20, 13, 13, true},
+		{"both", 13, 13, 13, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := newTestMemory(t, tc.budget*size)
@@ -115,8 +117,11 @@ func TestMemory_budget(t *testing.T) {
 				}
 				taken = append(taken, b)
 			}
-			if _, err := m.takeSend(size); !isShort(err) {
+			if _, err := m.takeSend(size); !isShort(err) || errors.Is(err, ErrClientShare) != tc.share {
 				t.Errorf("beyond the budget: %v", err)
+			}
+			if bytes := m.s.account.bytes; bytes != tc.want*size || outer.Left != (tc.outer-tc.want)*size {
+				t.Errorf("%d bytes in use, %d left in the account after a refusal", bytes, outer.Left)
 			}
 			for _, b := range taken {
 				if err := m.giveSend(b); err != nil {
@@ -175,12 +180,12 @@ func TestMemory_otherSize(t *testing.T) {
 	}
 }
 
-// TestAccount is an account with so many bytes left.
+// TestAccount is an account with so many bytes left, all for one client.
 type TestAccount struct{ Left int }
 
 func (a *TestAccount) Take(_ netip.Addr, n int) error {
 	if n > a.Left {
-		return errors.New("no more")
+		return ErrClientShare
 	}
 	a.Left -= n
 	return nil
