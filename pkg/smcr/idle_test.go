@@ -3,11 +3,13 @@
 package smcr_test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -72,6 +74,7 @@ func TestStack_idleGroupsGiveWay(t *testing.T) {
 // fairAccount is an account in which no client may have more than so many bytes, and link groups over a device.
 type fairAccount struct {
 	bytes, qps int
+	full       atomic.Bool // there is no more memory for anybody
 
 	mu   sync.Mutex // guards used
 	used map[netip.Addr]*[2]int
@@ -92,7 +95,13 @@ func (a *fairAccount) add(client netip.Addr, kind, n, most int) error {
 	return nil
 }
 
-func (a *fairAccount) Take(client netip.Addr, n int) error      { return a.add(client, 0, n, a.bytes) }
+func (a *fairAccount) Take(client netip.Addr, n int) error {
+	if a.full.Load() {
+		return errors.New("no more")
+	}
+	return a.add(client, 0, n, a.bytes)
+}
+
 func (a *fairAccount) Give(client netip.Addr, n int)            { _ = a.add(client, 0, -n, 0) }
 func (a *fairAccount) Spare() int                               { return 0 }
 func (a *fairAccount) TakeQP(client netip.Addr, _ string) error { return a.add(client, 1, 1, a.qps) }
@@ -104,9 +113,11 @@ func TestStack_othersDoNotGiveWay(t *testing.T) {
 	for _, tt := range []struct {
 		name       string
 		bytes, qps int
+		full       bool // the memory, when the client comes that has its share
 	}{
-		{"memory", 4 * rmbe, 100},
-		{"queue pairs", 1 << 30, 2},
+		{"memory", 4 * rmbe, 100, false},
+		{"queue pairs", 1 << 30, 2, false},
+		{"queue pairs, where memory is short", 1 << 30, 2, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			fair := &fairAccount{bytes: tt.bytes, qps: tt.qps, used: map[netip.Addr]*[2]int{}}
@@ -125,6 +136,7 @@ func TestStack_othersDoNotGiveWay(t *testing.T) {
 			other := b.Info().GroupID
 			leave(a, b)
 			a, b = visit(1, "127.0.0.9")
+			fair.full.Store(tt.full)
 			if c, d := visit(2, "127.0.0.9"); c.Mode() != smcr.ModeTCP || d.Reason() != clc.ReasonMem {
 				t.Errorf("beyond the client's share: %v because of %v", c.Mode(), d.Reason())
 			} else {
@@ -133,6 +145,7 @@ func TestStack_othersDoNotGiveWay(t *testing.T) {
 			if st := server.Stats(); st.GroupsGaveWay != 0 {
 				t.Errorf("%d groups gave way", st.GroupsGaveWay)
 			}
+			fair.full.Store(false)
 			leave(a, b)
 			n := 3
 			waitFor(t, "place of the client's own", func() bool {
