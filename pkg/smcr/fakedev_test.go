@@ -171,7 +171,7 @@ type fakeQP struct {
 	scq, rcq *fakeCQ
 	recvs    []rdma.RecvWR
 	waiting  []fakeSend // no receive buffer at the peer
-	mute     bool       // the cable is cut
+	mute     bool       // the cable is cut, or all is kept on its way
 }
 
 type fakeSend struct {
@@ -274,6 +274,18 @@ func (q *fakeQP) deliver() {
 			q.scq.push(rdma.WC{ID: s.wr.ID, Op: s.wr.Op, QPN: q.num})
 		}
 		q.waiting = q.waiting[1:]
+	}
+}
+
+// hold keeps all that is sent on its way until it is called with false.
+func (f *fakeFabric) hold(on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, q := range f.qps {
+		q.mute = on
+	}
+	for _, q := range f.qps {
+		q.deliver()
 	}
 }
 

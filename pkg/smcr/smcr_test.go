@@ -268,6 +268,37 @@ func TestConn_abortAfterWrite(t *testing.T) {
 	}
 }
 
+// TestConn_abortBehindOthers: what was written before an abort goes out before the reset, also if it waits because of what is under
+// way: for company, or to fill datagrams.
+func TestConn_abortBehindOthers(t *testing.T) {
+	for _, tc := range []struct {
+		name        string
+		sends, size int
+	}{{"many messages", 12, 1}, {"much data", 3, 64 << 10}} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := newPair(t)
+			a, b := p.dial(t)
+			p.fabric.hold(true)
+			for i := range tc.sends {
+				if _, err := a.Write(make([]byte, tc.size)); err != nil {
+					t.Fatal(err)
+				}
+				waitFor(t, "a message of it", func() bool { return a.Info().CDCSent == uint64(i+1) })
+			}
+			_, err := a.Write([]byte("last words"))
+			if err = errors.Join(err, a.Abort()); err != nil {
+				t.Fatal(err)
+			}
+			p.fabric.hold(false)
+			got, err := io.ReadAll(b)
+			if want := tc.sends*tc.size + len("last words"); len(got) != want || !bytes.HasSuffix(got, []byte("last words")) || !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("read %d bytes of %d, %v after the peer's abort", len(got), want, err)
+			}
+			_ = b.Close()
+		})
+	}
+}
+
 func TestConn_closeWithUnreadDataIsReset(t *testing.T) {
 	p := newPair(t)
 	a, b := p.dial(t)

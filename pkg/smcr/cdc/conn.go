@@ -364,7 +364,7 @@ func (c *Conn) untilWrap(n uint32) uint32 {
 //	64 KiB each      60 KiB, and 4 KiB and the message      60 KiB, and 4 KiB and the message      ...
 //	whole sends      60 KiB and the message      60 KiB and the message      ...
 func (c *Conn) wholeSends(n uint32) uint32 {
-	if c.send.sent-c.send.delivered() < streamBytes || c.sentMsgs.told.size < streamMessages || c.urgentOut.next != 0 || c.end.wantsEnd() {
+	if c.send.sent-c.send.delivered() < streamBytes || c.sentMsgs.told.size < streamMessages || c.mayNotWait() {
 		return n
 	}
 	return n - n%sendBytes
@@ -372,12 +372,18 @@ func (c *Conn) wholeSends(n uint32) uint32 {
 
 // waitsForCompany reports whether n bytes, all there are, could travel with more (§4.5.2).
 func (c *Conn) waitsForCompany(n uint32) bool {
-	if c.urgentOut.next != 0 || c.end.wantsEnd() || n >= c.send.buffer/2 {
+	if c.mayNotWait() || n >= c.send.buffer/2 {
 		return false
 	}
 	// With messages on their way their delivery is the timer, since a delivery
 	// always comes; without such messages, the owner has a timer.
 	return c.sentMsgs.told.size >= corkMessages && n < corkBytes || c.coalesce.delays(n, c.send.sent)
+}
+
+// mayNotWait reports whether what could travel with more goes without: urgent data, the last data of all, or what Flush
+// was called for.
+func (c *Conn) mayNotWait() bool {
+	return c.urgentOut.next != 0 || c.end.wantsEnd() || c.coalesce.isFlushed(c.send.sent)
 }
 
 // Coalesce makes less than n bytes wait until more are produced or Flush is

@@ -364,6 +364,7 @@ func TestConn_wholeSends(t *testing.T) {
 		func(s *side) { s.c.Shutdown() },
 		func(s *side) { s.c.Close() },
 		func(s *side) { s.c.Urgent(s.c.Produced()) },
+		func(s *side) { s.c.Flush() },
 	} {
 		s := stream()
 		end(s)
