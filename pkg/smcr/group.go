@@ -314,21 +314,27 @@ func (g *group) nextPeer(asked rdma.GID) (rdma.GID, *routes) {
 	if !asked.IsZero() {
 		return asked, g.reach(asked)
 	}
-	links := g.lg.Links()
-	var unreached rdma.GID
-	for _, used := range [...]uint8{g.lg.RNICsInUse(), 0} { // best by a device that carries no link
-		for _, gid := range g.gids.Slice() {
-			if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid }) {
-				continue
-			}
-			if to := g.reach(gid); g.s.devices.pick(used, gid, false, to) != nil {
-				return gid, to
-			}
-			unreached = gid
+	links, used := g.lg.Links(), g.lg.RNICsInUse()
+	if !slices.ContainsFunc(g.s.devices.list, func(r *rnic) bool { return !r.dead && used>>r.index&1 == 0 }) {
+		used = 0
+	}
+	var other rdma.GID
+	var toOther *routes // nil: the list names no other RNIC
+	reached := false    // a device reaches other, but only one that carries a link
+	for _, gid := range g.gids.Slice() {
+		if slices.ContainsFunc(links, func(l linkgroup.LinkInfo) bool { return l.Peer.GID == gid }) {
+			continue
+		}
+		to := g.reach(gid)
+		if g.s.devices.pick(used, gid, false, to) != nil { // best by a device that carries no link
+			return gid, to
+		}
+		if again := g.s.devices.pick(0, gid, false, to) != nil; toOther == nil || again && !reached {
+			other, toOther, reached = gid, to, again
 		}
 	}
-	if !unreached.IsZero() && g.lg.State() != linkgroup.Forming {
-		return unreached, g.reach(unreached)
+	if reached || toOther != nil && g.lg.State() != linkgroup.Forming {
+		return other, toOther
 	}
 	to := g.reach(g.gid) // a guess
 	for i := range to {

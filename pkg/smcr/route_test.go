@@ -5,12 +5,14 @@ package smcr
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/linkgroup"
 )
 
 // routeDevice is a device of which nothing but the name is asked.
@@ -18,6 +20,11 @@ type routeDevice struct{ rdma.Device }
 
 func (routeDevice) Name() string          { return "d" }
 func (routeDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{} }
+
+// activeDevice is one that a link may be made over.
+type activeDevice struct{ routeDevice }
+
+func (activeDevice) Port() rdma.PortAttr { return rdma.PortAttr{State: rdma.PortActive} }
 
 // hostRouted is one whose packets take whichever way the host has.
 type hostRouted struct{ routeDevice }
@@ -143,6 +150,60 @@ func TestRendezvous_checkRoutes(t *testing.T) {
 		if !slices.Equal(left, tc.want) || (err != nil) != tc.refused {
 			t.Errorf("%s: %v are left, %v, want %v", tc.name, left, err, tc.want)
 		}
+	}
+}
+
+// TestGroup_nextPeer: a server goes by the RNICs of the client that its devices reach, best those without a link, and looks
+// for the way of a device to an RNIC once, however long the client's list is.
+func TestGroup_nextPeer(t *testing.T) {
+	all := []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.8"}
+	const first, second = "192.0.2.1", "198.51.100.1" // the first one carries a link
+	for _, tc := range []struct {
+		name    string
+		devices []string
+		routes  []string // from a device to an RNIC
+		want    string
+		asked   int // ways, but the last guess
+	}{
+		{"none is reached", []string{first, second}, nil, "", 16},
+		{"by a device without a link", []string{first, second}, []string{first + " 10.0.0.1", second + " 10.0.0.3"}, "10.0.0.3", 6},
+		{"by one with a link only", []string{first, second}, []string{first + " 10.0.0.2", first + " 10.0.0.5"}, "10.0.0.2", 16},
+		{"there is no other device", []string{first}, []string{first + " 10.0.0.2"}, "10.0.0.2", 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			asked := map[string]int{}
+			s := &Stack{cfg: Config{Route: func(src, dst netip.Addr) (clc.Route, error) {
+				way := src.String() + " " + dst.String()
+				asked[way]++
+				return clc.Route{Found: slices.Contains(tc.routes, way)}, nil
+			}}}
+			for i, a := range tc.devices {
+				r := tableRNIC(uint8(i), "d", a, 0)
+				r.s, r.dev = s, activeDevice{}
+				s.devices.put(r)
+			}
+			g := &group{s: s, version: clc.V2, lg: linkgroup.New(linkgroup.Config{Role: linkgroup.Server, Version: clc.V2, Rand: rand.New(rand.NewPCG(1, 1))})}
+			g.lg.AddFirstLink(linkgroup.Endpoint{})
+			for _, a := range all {
+				g.gids.Add(gid(a))
+			}
+			peer, to := g.nextPeer(rdma.GID{})
+			want := rdma.GID{} // whatever the client says
+			if tc.want != "" {
+				want = gid(tc.want)
+			}
+			if peer != want || !to.any() {
+				t.Errorf("%v by %v, want %q", peer.Addr(), to, tc.want)
+			}
+			if len(asked) != tc.asked {
+				t.Errorf("%d ways were looked for, want %d", len(asked), tc.asked)
+			}
+			for way, n := range asked {
+				if n != 1 {
+					t.Errorf("%s was looked for %d times", way, n)
+				}
+			}
+		})
 	}
 }
 
