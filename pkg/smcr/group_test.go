@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
+	"github.com/smcr-io/kube-smcr/pkg/smcr/llc"
 )
 
 // netStack is a stack with a device in each of these subnets, on a host where elsewhere says whether the way to
@@ -200,4 +202,55 @@ func TestGroup_clientRNICOutOfReach(t *testing.T) {
 			_, _ = a.Close(), b.Close()
 		})
 	}
+}
+
+// TestGroup_noOfferOutOfReach: the server of a live group that gets another device offers no link over it while none of its devices
+// reaches another RNIC of the client.
+func TestGroup_noOfferOutOfReach(t *testing.T) {
+	f := newFakeFabric()
+	var routed atomic.Bool
+	stack := func(last byte, nets ...byte) *smcr.Stack {
+		return newStack(t, nil, quick, func(c *smcr.Config) {
+			c.Devices = nil
+			c.Route = func(netip.Addr, netip.Addr) (clc.Route, error) { return clc.Route{Found: routed.Load()}, nil }
+			for _, n := range nets {
+				c.Devices = append(c.Devices, netDevice(f, n, last))
+			}
+		})
+	}
+	p := &pair{fabric: f, client: stack(1, 1, 2), server: stack(2, 1)}
+	p.listen(t)
+	a, b := p.dial(t)
+	exchange(t, a, b)
+	link := waitGroup(t, p.server, "SINGLE", 1).Links[0]
+	offers := 0
+	f.mu.Lock()
+	f.drops = func(from rdma.QPN, b []byte) bool {
+		m, err := llc.Parse(llc.DialectLinux, llc.Version2, b)
+		if add, ok := m.(llc.AddLink); ok && err == nil && from == link.LocalQPN && !add.Response {
+			offers++
+		}
+		return false
+	}
+	f.mu.Unlock()
+	if err := p.server.AddDevice(netDevice(f, 3, 2)); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	if offers != 0 {
+		t.Errorf("%d links were offered to an RNIC that the server does not reach", offers)
+	}
+	f.mu.Unlock()
+	routed.Store(true)
+	if err := p.server.AddDevice(netDevice(f, 4, 2)); err != nil {
+		t.Fatal(err)
+	}
+	waitGroup(t, p.server, "SYMMETRIC", 2)
+	f.mu.Lock()
+	if offers == 0 {
+		t.Error("the link was not offered over the first one")
+	}
+	f.mu.Unlock()
+	exchange(t, a, b)
+	_, _ = a.Close(), b.Close()
 }
