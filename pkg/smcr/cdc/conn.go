@@ -241,7 +241,7 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 		return c.handleValidation(m.Seq)
 	}
 	if c.recvMsgs.isStale(m.Seq) {
-		return 0, ErrStaleMessage
+		return c.urgentIn.handleLate(m, &c.recv), ErrStaleMessage
 	}
 	if m.Flags.Abort() {
 		return c.end.handleAbort(), nil

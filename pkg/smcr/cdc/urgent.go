@@ -108,6 +108,17 @@ func (u *receivedUrgent) handle(m Message, r *receiveRing) Events {
 	return ev
 }
 
+// handleLate takes U of a message that a newer one has overtaken over another link: no other message of that peer says U.
+// The peer writes nothing behind the urgent byte until it hears that the byte was consumed, and would not hear that
+// soon without the mark (updateDue). Where the peer was told of all bytes the mark is not needed any more.
+func (u *receivedUrgent) handleLate(m Message, r *receiveRing) Events {
+	if !m.Flags.UrgentPresent() || r.announced == r.peerProduced || r.peerProduced == u.end || !r.isAt(m.Prod) {
+		return 0
+	}
+	u.end = r.peerProduced
+	return Readable | PeerUrgent
+}
+
 // updateDue reports whether the peer waits to hear that we have read on, whatever the
 // window (§4.7.5): before urgent data, which needs room, and after urgent data, behind
 // which the peer writes nothing before all of it was consumed.

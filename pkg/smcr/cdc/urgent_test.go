@@ -3,6 +3,7 @@
 package cdc_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -292,6 +293,45 @@ func TestSection4_7_6_UrgentReceiver(t *testing.T) {
 		s.c.Consume(1)
 		if got, want := s.transmissions(), "seq 1 prod 0:0 cons 0:1 -"; got != want {
 			t.Errorf("sent %q, want %q", got, want)
+		}
+	})
+	t.Run("a message without U overtakes the one with it over another link", func(t *testing.T) {
+		for _, consumed := range []bool{false, true} {
+			s := newSide(t, cdc.Ring{Size: 1 << 14})
+			s.seq, s.prod = 1, 20
+			if err := s.receive(0); err != nil {
+				t.Fatal(err)
+			}
+			if consumed {
+				s.c.Consume(20)
+			}
+			late := cdc.Message{Seq: 1, Token: testToken, Prod: s.local.Cursor(20), Cons: s.peer.Cursor(0), Flags: u}
+			for i, want := range []cdc.Events{cdc.Readable | cdc.PeerUrgent, 0} { // the second one says nothing new
+				if ev, err := s.c.HandleMessage(late); ev != want || !errors.Is(err, cdc.ErrStaleMessage) || s.c.PeerUrgent() != 20 || !s.c.PeerBlocked() {
+					t.Errorf("consumed %t, message %d: events %v, error %v, urgent byte before %d", consumed, i, ev, err, s.c.PeerUrgent())
+				}
+			}
+			s.c.Consume(20)
+			if got, want := s.transmissions(), "seq 1 prod 0:0 cons 0:20 -"; got != want {
+				t.Errorf("consumed %t: sent %q, want %q: the peer waits for that", consumed, got, want)
+			}
+		}
+	})
+	t.Run("and so late that the peer was told of the byte, or has written on", func(t *testing.T) {
+		for name, later := range map[string]func(*side){
+			"told":    func(s *side) { s.c.Consume(20); s.c.RequestUpdate(); s.transmissions() },
+			"written": func(s *side) { s.prod = 30; _ = s.receive(0) },
+		} {
+			s := newSide(t, cdc.Ring{Size: 1 << 14})
+			s.seq, s.prod = 1, 20
+			if err := s.receive(0); err != nil {
+				t.Fatal(err)
+			}
+			later(s)
+			ev, err := s.c.HandleMessage(cdc.Message{Seq: 1, Token: testToken, Prod: s.local.Cursor(20), Cons: s.peer.Cursor(0), Flags: u})
+			if ev != 0 || !errors.Is(err, cdc.ErrStaleMessage) || s.c.PeerUrgent() != 0 {
+				t.Errorf("%s: events %v, error %v, urgent byte before %d", name, ev, err, s.c.PeerUrgent())
+			}
 		}
 	})
 	t.Run("§4.6.2: U of a message that is behind is old", func(t *testing.T) {
