@@ -156,8 +156,8 @@ func (c *Conn) sync() {
 	}
 	c.stack.stir(c)
 	produced := c.streams.written()
-	// The writer stores the urgent position before produced.
-	if u := c.urgent.at.Load(); u != 0 {
+	// The writer stores the urgent position before produced, and a byte behind that may not come: CloseWrite may be first.
+	if u := c.urgent.at.Load(); u != 0 && (u <= produced || u == urgentAhead) {
 		c.urgent.at.CompareAndSwap(u, 0)
 		c.lc.Urgent(u)
 	}

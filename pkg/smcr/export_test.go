@@ -138,6 +138,11 @@ func HoldTurn(s *Stack) (release func()) {
 	return s.turn.Unlock
 }
 
+// WriteUrgentLate writes an urgent byte as WriteUrgent does that CloseWrite overtakes, and has the machine look.
+func WriteUrgentLate(c *Conn) (written bool, err error) {
+	return c.commitUrgent(), c.withTurn(func() {})
+}
+
 // DeviceActive tells whether links may be made on a device.
 func (s *Stack) DeviceActive(i int) bool {
 	s.lock()

@@ -25,7 +25,8 @@ import (
 
 // urgentState is where the urgent byte of either stream is.
 type urgentState struct {
-	// at is one past our urgent byte, until the machine knows it; 0: none.
+	// at is one past our urgent byte, until the machine knows it; 0: none. If CloseWrite was first, at
+	// stays where no byte comes.
 	at atomic.Uint64
 	// mark is one past the peer's last urgent byte. The holder of the turn stores mark
 	// before peerProduced, so that no reader goes past the byte unaware:

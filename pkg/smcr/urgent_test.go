@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -133,6 +134,30 @@ func TestSection4_7_6_UrgentIsAnnounced(t *testing.T) {
 	<-told // that it is here
 }
 
+// TestConn_urgentAfterCloseWrite: an urgent byte that was to be written when CloseWrite came is not announced to the peer, although
+// what was written before still waits.
+func TestConn_urgentAfterCloseWrite(t *testing.T) {
+	const n = 50_000
+	a, b := newPair(t, func(c *smcr.Config) { c.RMBESizeBytes, c.SendBufferBytes = 16<<10, 64<<10 }).dial(t)
+	told := b.UrgentNotify()
+	_, err := a.Write(make([]byte, n))
+	if err = errors.Join(err, a.CloseWrite()); err != nil {
+		t.Fatal(err)
+	}
+	if written, err := smcr.WriteUrgentLate(a); written || err != nil {
+		t.Errorf("written after the end: %t, %v", written, err)
+	}
+	if got, err := io.Copy(io.Discard, b); got != n || err != nil {
+		t.Errorf("read %d bytes, %v", got, err)
+	}
+	select {
+	case <-told:
+		t.Error("the peer heard of urgent data")
+	default:
+	}
+	_, _ = a.Close(), b.Close()
+}
+
 // relayEnds returns a connection whose far end b is in the hands of a relay
 // to the program at app.
 func relayEnds(t *testing.T, p *pair) (a, b *smcr.Conn, near, app *net.TCPConn) {
@@ -191,6 +216,37 @@ func TestConn_relaySeesResets(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestConn_relayAnnouncesUrgent: the peer hears of a program's urgent byte also while that waits in the socket.
+func TestConn_relayAnnouncesUrgent(t *testing.T) {
+	const n = 64 << 10 // more than the buffers of the connection take
+	a, b, near, app := relayEnds(t, newPair(t, small))
+	ended := make(chan error, 1)
+	go func() { _, err := b.RelayFrom(near); ended <- err }()
+	if _, err := app.Write(make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+	withFD(t, app, func(fd int) {
+		if err := unix.Sendto(fd, []byte{'!'}, unix.MSG_OOB, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	waitFor(t, "word of the urgent byte", func() bool { ok, _ := a.UrgentPending(); return ok })
+	if _, err := a.ReadUrgent(); !errors.Is(err, syscall.EAGAIN) {
+		t.Errorf("urgent byte that cannot have come: %v", err)
+	}
+	if _, err := io.ReadFull(a, make([]byte, n)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the urgent byte", func() bool { at, _ := a.AtMark(); return at })
+	if u, err := a.ReadUrgent(); u != '!' || err != nil {
+		t.Errorf("urgent byte %q, %v", u, err)
+	}
+	_ = app.CloseWrite()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 
