@@ -16,8 +16,9 @@ import (
 	"github.com/smcr-io/kube-smcr/test/vm/lab/wire"
 )
 
-// outputDelay is how long the output of a command is read after its end: a
-// daemon that it left may hold the pipe for ever.
+// outputDelay is how long the output of a command is read after its end, for those
+// that it left: a daemon may hold the pipe for ever. What is in the pipe by then is
+// read all the same.
 const outputDelay = time.Second
 
 // A command is a process that the host asked for.
@@ -27,6 +28,8 @@ type command struct {
 	cmd    *exec.Cmd
 	stdin  chan []byte // nil ends it; the host sends one at a time
 	ended  chan struct{}
+
+	outputs [2]*output
 }
 
 // start starts a command. It tells the host, also of an error.
@@ -64,23 +67,56 @@ func (c *command) start(want wire.Command) error {
 		c.cmd.Dir = want.Dir
 	}
 	c.cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	c.cmd.WaitDelay = outputDelay
-	c.cmd.Stdout = &output{c, wire.Stdout}
-	c.cmd.Stderr = &output{c, wire.Stderr}
 	stdin, err := c.cmd.StdinPipe()
 	if err != nil {
 		return err
 	}
-	if err := c.cmd.Start(); err != nil {
+	if err := c.run(); err != nil {
+		_ = stdin.Close()
 		return err
 	}
 	c.port.mu.Lock()
 	c.port.commands[c.stream] = c
 	c.port.mu.Unlock()
 	c.port.answer(wire.Started, c.stream, wire.Answer{PID: c.cmd.Process.Pid})
+	for _, o := range c.outputs {
+		go o.copy()
+	}
 	go c.feed(stdin)
 	go c.wait()
 	return nil
+}
+
+// run starts the process, with a pipe for each output.
+func (c *command) run() error {
+	var theirs [len(c.outputs)]*os.File
+	defer func() {
+		for _, f := range theirs {
+			_ = f.Close() // the process has its own
+		}
+	}()
+	for i, kind := range [...]wire.Kind{wire.Stdout, wire.Stderr} {
+		ours, end, err := os.Pipe()
+		if err != nil {
+			c.closeOutputs()
+			return err
+		}
+		c.outputs[i], theirs[i] = &output{c: c, kind: kind, pipe: ours, copied: make(chan struct{})}, end
+	}
+	c.cmd.Stdout, c.cmd.Stderr = theirs[0], theirs[1]
+	if err := c.cmd.Start(); err != nil {
+		c.closeOutputs()
+		return err
+	}
+	return nil
+}
+
+func (c *command) closeOutputs() {
+	for _, o := range c.outputs {
+		if o != nil {
+			_ = o.pipe.Close()
+		}
+	}
 }
 
 // feed gives the command its input. Input that it does not want is taken all
@@ -103,6 +139,14 @@ func (c *command) feed(stdin io.WriteCloser) {
 
 func (c *command) wait() {
 	err := c.cmd.Wait()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = nil
+	}
+	delay := time.Now().Add(outputDelay)
+	for _, o := range c.outputs {
+		err = errors.Join(err, o.finish(delay))
+	}
 	close(c.ended)
 	c.port.remove(c.stream)
 	var a wire.Answer
@@ -112,8 +156,7 @@ func (c *command) wait() {
 			a.Signal = int(status.Signal())
 		}
 	}
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) && !errors.Is(err, exec.ErrWaitDelay) {
+	if err != nil {
 		a.Error = err.Error()
 	}
 	c.port.answer(wire.Exit, c.stream, a)
@@ -146,8 +189,47 @@ func (c *command) kill() { _ = unix.Kill(-c.cmd.Process.Pid, unix.SIGKILL) }
 
 // An output sends what a command prints.
 type output struct {
-	c    *command
-	kind wire.Kind
+	c      *command
+	kind   wire.Kind
+	pipe   *os.File
+	copied chan struct{} // closed when copy has ended
+	err    error         // of copy
+}
+
+// copy sends what comes, until the end or the pipe's deadline.
+func (o *output) copy() {
+	defer close(o.copied)
+	_, o.err = io.Copy(o, o.pipe)
+	if !errors.Is(o.err, os.ErrDeadlineExceeded) {
+		_ = o.pipe.Close() // a command whose output nobody takes is not to wait for that
+	}
+}
+
+// finish ends the output of a command that has ended: after some delay, for what
+// others print to it, and with what is in the pipe.
+func (o *output) finish(delay time.Time) error {
+	_ = o.pipe.SetReadDeadline(delay) // it fails if copy has closed the pipe
+	<-o.copied
+	if !errors.Is(o.err, os.ErrDeadlineExceeded) {
+		return o.err
+	}
+	return errors.Join(o.drain(), o.pipe.Close())
+}
+
+// drain sends what is in the pipe, and not what comes later.
+func (o *output) drain() error {
+	raw, err := o.pipe.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var left int
+	var failed error
+	err = raw.Control(func(fd uintptr) { left, failed = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	if err = errors.Join(err, failed, o.pipe.SetReadDeadline(time.Time{})); err != nil {
+		return err
+	}
+	_, err = io.CopyN(o, o.pipe, int64(left))
+	return err
 }
 
 func (o *output) Write(b []byte) (int, error) {
