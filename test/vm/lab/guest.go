@@ -86,7 +86,7 @@ func (g *Guest) portSocket(n int) string { return filepath.Join(g.dir(), fmt.Spr
 
 // Run runs a command, without a shell and without input, and returns what it
 // printed. The error is an *ExitError if the command ran and ended with another
-// code than 0. When ctx ends, which is after two minutes if ctx does not say, the
+// code than 0. When ctx ends, which is after five minutes if ctx does not say, the
 // command and its process group are killed.
 func (g *Guest) Run(ctx context.Context, command ...string) (string, error) {
 	if _, ok := ctx.Deadline(); !ok {

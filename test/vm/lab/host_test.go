@@ -75,7 +75,7 @@ func testJoined(t *testing.T, h *Host, g *Guest, ours, theirs netip.Addr) {
 		t.Fatal(err)
 	}
 	var out *net.TCPConn
-	err = poll(ctx, "the guest's listener", killTimeout, func() error {
+	err = poll(ctx, "the guest's listener", bootTimeout, func() error {
 		out, err = h.Dial(ctx, netip.AddrPortFrom(theirs, port))
 		return err
 	})

@@ -12,7 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -110,7 +110,7 @@ type Lab struct {
 	guests []*Guest
 	keeper *keeper // nil in a lab that another process started
 
-	hungAfter time.Duration
+	hungAfter atomic.Int64 // a time.Duration, which a test changes
 
 	building sync.Mutex // one build at a time: they want all cores anyway
 	watching context.CancelFunc
@@ -158,7 +158,8 @@ func Up(ctx context.Context, cfg Config) (*Lab, error) {
 }
 
 func newLab(cfg Config, dir string) *Lab {
-	l := &Lab{cfg: cfg, dir: dir, hungAfter: hungAfter}
+	l := &Lab{cfg: cfg, dir: dir}
+	l.hungAfter.Store(int64(hungAfter))
 	for i := range cfg.Guests {
 		l.guests = append(l.guests, newGuest(l, i))
 	}

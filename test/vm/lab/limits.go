@@ -30,7 +30,7 @@ const (
 
 	// bootTimeout is how long a guest may take to answer. Alone, 5 s is usual; beside
 	// builds it was 20 s.
-	bootTimeout = 2 * time.Minute
+	bootTimeout = 5 * time.Minute
 
 	// greetTimeout is how long the first greeting waits for an answer, and
 	// maxGreetTimeout how long a later one does: while the guest boots a greeting may
@@ -38,23 +38,24 @@ const (
 	greetTimeout    = time.Second
 	maxGreetTimeout = 10 * time.Second
 
-	// runTimeout is for a Run whose context has no deadline.
-	runTimeout = 2 * time.Minute
+	// runTimeout is for a Run whose context has no deadline. It is longer than hungAfter,
+	// so that a guest that hangs is named, and not the command.
+	runTimeout = 5 * time.Minute
 
 	// killTimeout is how long a killed command of a guest may take to end.
 	killTimeout = 10 * time.Second
 
 	// pingInterval is how often a guest with running commands is asked whether it
 	// is alive; hungAfter is how long it may owe the answer. A guest that computes
-	// beside builds was seen to take 3 s.
+	// beside builds was seen to take 3 s, and there are machines with more work.
 	pingInterval = time.Second
-	hungAfter    = 30 * time.Second
+	hungAfter    = 2 * time.Minute
 
 	// monitorTimeout is how long QEMU may take for an order.
-	monitorTimeout = 10 * time.Second
+	monitorTimeout = time.Minute
 
 	// stopTimeout is how long a killed QEMU may take to go.
-	stopTimeout = 10 * time.Second
+	stopTimeout = time.Minute
 
 	// consoleInterval is how often the consoles are looked at.
 	consoleInterval = 200 * time.Millisecond

@@ -149,7 +149,7 @@ func (l *link) ping() {
 			silent, idle := now.Sub(l.heard), len(l.streams) == 0
 			l.mu.Unlock()
 			switch {
-			case silent > l.guest.lab.hungAfter:
+			case silent > time.Duration(l.guest.lab.hungAfter.Load()):
 				// By fail, which closes the link, as its own goroutine: close waits for this one.
 				go l.guest.fail(fmt.Errorf("%s: %w for %.0fs\n%s", l.guest.Name(), ErrUnresponsive, silent.Seconds(), l.guest.console.excerpt()))
 				return

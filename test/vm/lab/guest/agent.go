@@ -34,7 +34,7 @@ func serve() error {
 // findPort waits for the device of a port: the kernel hears of the ports from
 // the host, after the boot has begun.
 func findPort(name string) (string, error) {
-	const wait, interval = 10 * time.Second, 5 * time.Millisecond
+	const wait, interval = 2 * time.Minute, 5 * time.Millisecond
 	for deadline := time.Now().Add(wait); time.Now().Before(deadline); time.Sleep(interval) {
 		names, err := filepath.Glob("/sys/class/virtio-ports/*/name")
 		if err != nil {
@@ -73,7 +73,7 @@ func servePort(device string, all *programs) error {
 // openPort opens a port, which only one can have open: a process that another port's command
 // is about to become has what was open when it was forked until it executes its program.
 func openPort(device string) (*os.File, error) {
-	const wait, interval = 10 * time.Second, 5 * time.Millisecond
+	const wait, interval = 2 * time.Minute, 5 * time.Millisecond
 	for deadline := time.Now().Add(wait); ; time.Sleep(interval) {
 		f, err := os.OpenFile(device, os.O_RDWR, 0)
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
