@@ -119,7 +119,7 @@ func (s *suite) viaKernel(t *testing.T, ports map[int]netip.AddrPort) {
 	t.Helper()
 	for port, to := range ports {
 		s.nodes[1].sh(t, fmt.Sprintf(`socat TCP-LISTEN:%d,bind=127.0.0.1,fork,reuseaddr SOCKET-CONNECT:2:256:%s </dev/null >/run/socat-%[1]d.log 2>&1 &
-			for i in $(seq 100); do ss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`, port, sockaddr(to)))
+			for i in $(seq 500); do ss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`, port, sockaddr(to)))
 	}
 }
 
@@ -217,10 +217,8 @@ func (s *suite) ping(t *testing.T) (smcr, tcp uint64, err error) {
 	t.Helper()
 	kernel := s.nodes[1]
 	before := kernel.counters(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	out, err := kernel.Run(ctx, "timeout", "10", "redis-cli", "-p", fmt.Sprint(viaRedis), "ping")
-	if err == nil && strings.TrimSpace(out) != "PONG" {
+	out, err := kernel.try(t, fmt.Sprintf("timeout 60 redis-cli -p %d ping", viaRedis))
+	if err == nil && out != "PONG" {
 		err = fmt.Errorf("redis says %q", out)
 	}
 	got := kernel.counters(t).Sub(before)
@@ -244,12 +242,9 @@ func (s *suite) awaitPing(t *testing.T, wantSMCR bool) {
 func (s *suite) deviceGone(t *testing.T) {
 	n := s.nodes[0]
 	s.awaitPing(t, true)
-	load, err := s.nodes[1].Start(t.Context(), "redis-benchmark", "-p", fmt.Sprint(viaRedis), "-c", "3", "-n", "100000000", "-q")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.await(t, "there is load", func(st agentapi.Status) bool { return st.Conns.LiveSMCR >= 3 })
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	load := s.nodes[1].load(t, n, 3, "redis-benchmark", "-p", fmt.Sprint(viaRedis), "-c", "3", "-n", "100000000", "-q")
+	defer load.kill()
+	ctx, cancel := context.WithDeadline(t.Context(), giveUp(t))
 	defer cancel()
 	start := time.Now()
 	if err := n.RemoveRXE(ctx, 0); err != nil {
@@ -260,9 +255,8 @@ func (s *suite) deviceGone(t *testing.T) {
 	if st.Accelerating || st.UnableCode != "NOSMCDEV" || st.Pods.Ready != 2 {
 		t.Errorf("status %+v", st)
 	}
+	load.kill() // if it has not ended with its connections
 	s.awaitPing(t, false)
-	_ = load.Signal(unix.SIGKILL) // if it has not ended with its connections
-	_ = load.Wait()
 	if err := n.AddRXE(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -318,17 +312,13 @@ func (s *suite) addressMoved(t *testing.T) {
 func (s *suite) agentKilled(t *testing.T) {
 	n := s.nodes[0]
 	s.awaitPing(t, true)
-	load, err := s.nodes[1].Start(t.Context(), "redis-benchmark", "-p", fmt.Sprint(viaRedis), "-c", "3", "-n", "100000000", "-q")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.await(t, "there is load", func(st agentapi.Status) bool { return st.Conns.LiveSMCR >= 3 })
+	load := s.nodes[1].load(t, n, 3, "redis-benchmark", "-p", fmt.Sprint(viaRedis), "-c", "3", "-n", "100000000", "-q")
+	defer load.kill()
 	start := time.Now()
 	n.endAgent(t, unix.SIGKILL)
+	load.kill() // its connections were reset
 	s.awaitPing(t, false)
 	t.Logf("redis answered %v after the agent was killed", time.Since(start))
-	_ = load.Signal(unix.SIGKILL) // its connections were reset
-	_ = load.Wait()
 	n.startAgent(t, 2)
 	s.awaitPing(t, true)
 }

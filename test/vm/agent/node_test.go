@@ -20,8 +20,14 @@ import (
 )
 
 // patience bounds what is waited for in a guest, which is slow, and slower if
-// others work on this machine.
-const patience = 90 * time.Second
+// others work on this machine. It is longer than the agent takes to try again what
+// failed.
+const patience = 5 * time.Minute
+
+// anew is how long connections of a load may take to be on SMC-R before the load is
+// started anew: a rendezvous that a slow machine did not end in the time of CLC
+// leaves a connection on TCP as long as it lives.
+const anew = 20 * time.Second
 
 // pollEvery is the pause between two looks.
 const pollEvery = 300 * time.Millisecond
@@ -53,16 +59,37 @@ func newNode(t *testing.T, g *lab.Guest, index int) *node {
 	return n
 }
 
-// sh runs a script, which must succeed.
-func (n *node) sh(t *testing.T, script string) string {
+// giveUp is when what is waited for from now on is given up: a minute before the
+// tests of the package have to end, so that it is named.
+func giveUp(t *testing.T) time.Time {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	end := time.Now().Add(patience)
+	if all, ok := t.Deadline(); ok && all.Add(-time.Minute).Before(end) {
+		end = all.Add(-time.Minute)
+	}
+	return end
+}
+
+// try runs a script.
+func (n *node) try(t *testing.T, script string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithDeadline(t.Context(), giveUp(t))
 	defer cancel()
 	out, err := n.Shell(ctx, script)
 	if err != nil {
-		t.Fatalf("%v\n%s%s", err, out, n.log(t))
+		err = fmt.Errorf("%w\n%s", err, out)
 	}
-	return strings.TrimSpace(out)
+	return strings.TrimSpace(out), err
+}
+
+// sh runs a script, which must succeed.
+func (n *node) sh(t *testing.T, script string) string {
+	t.Helper()
+	out, err := n.try(t, script)
+	if err != nil {
+		t.Fatalf("%v%s", err, n.log(t))
+	}
+	return out
 }
 
 // log is what the agent said last.
@@ -111,7 +138,7 @@ func (p *pod) inPod() string {
 func (p *pod) start(t *testing.T, port int, command string) {
 	t.Helper()
 	p.sh(t, fmt.Sprintf(`%s %s >/run/%s-%d.log 2>&1 </dev/null &
-		for i in $(seq 100); do ip netns exec %[3]s ss -Hltn "sport = :%[4]d" | grep -q . && exit 0; sleep 0.2; done
+		for i in $(seq 500); do ip netns exec %[3]s ss -Hltn "sport = :%[4]d" | grep -q . && exit 0; sleep 0.2; done
 		cat /run/%[3]s-%[4]d.log; exit 1`, p.inPod(), command, p.name, port))
 }
 
@@ -167,7 +194,7 @@ func (n *node) endAgent(t *testing.T, s unix.Signal) {
 // status is the agent's.
 func (n *node) status(t *testing.T) (s agentapi.Status, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithDeadline(t.Context(), giveUp(t))
 	defer cancel()
 	out, err := n.Run(ctx, "smcrctl", "--socket=/run/smcr/agent.sock", "status", "-o", "json")
 	if err != nil {
@@ -192,13 +219,74 @@ func (n *node) await(t *testing.T, what string, is func(agentapi.Status) bool) a
 // eventually looks until it sees what it waits for.
 func (n *node) eventually(t *testing.T, what string, look func() error) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(pollEvery) { // polls what it was told
+	if err := until(giveUp(t), look); err != nil {
+		t.Fatalf("%s: %s: %v\n%s", n.Name(), what, err, n.log(t))
+	}
+}
+
+// until looks until it sees what it waits for, or until then.
+func until(then time.Time, look func() error) error {
+	for ; ; time.Sleep(pollEvery) { // polls what it was told
 		err := look()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %s: %v\n%s", n.Name(), what, err, n.log(t))
+		if err == nil || time.Now().After(then) {
+			return err
 		}
 	}
+}
+
+// A load is a program at work in a guest, and what it started.
+type load struct {
+	*lab.Process
+	cancel context.CancelFunc
+}
+
+// ended reports whether the program has.
+func (l *load) ended() bool {
+	select {
+	case <-l.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// kill ends the load, however it fares.
+func (l *load) kill() {
+	l.cancel()
+	_ = l.Wait()
+}
+
+// load starts a program, and starts it anew until so many connections of it are on
+// SMC-R by what an agent counts.
+func (n *node) load(t *testing.T, agent *node, conns int, command ...string) *load {
+	t.Helper()
+	var l *load
+	agent.eventually(t, fmt.Sprintf("%d connections of %q are on SMC-R", conns, command), func() error {
+		before, err := agent.status(t)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		l = &load{cancel: cancel}
+		if l.Process, err = n.Start(ctx, command...); err != nil {
+			cancel()
+			return err
+		}
+		err = until(time.Now().Add(anew), func() error {
+			st, err := agent.status(t)
+			if err == nil && !l.ended() && (st.Conns.LiveSMCR < conns || st.Conns.TotalSMCR < before.Conns.TotalSMCR+uint64(conns)) {
+				err = fmt.Errorf("connections %+v, before %+v, reasons %v", st.Conns, before.Conns, st.Reasons)
+			}
+			return err
+		})
+		if l.ended() {
+			err = fmt.Errorf("the load has ended: %w", errors.Join(l.Wait(), err))
+		}
+		if err != nil {
+			t.Logf("the load begins anew: %v", err)
+			l.kill()
+		}
+		return err
+	})
+	return l
 }

@@ -56,7 +56,7 @@ func (p *pod) give(t *testing.T, devices ...ownDevice) {
 			return err
 		}
 		for _, a := range as.Attachments {
-			if a.ContainerID == p.name && slices.Equal(slices.Sorted(slices.Values(a.Devices)), slices.Sorted(slices.Values(want))) {
+			if a.ContainerID == p.name && a.State == agentapi.StateReady && a.Reason == agentapi.CodeOK && slices.Equal(slices.Sorted(slices.Values(a.Devices)), slices.Sorted(slices.Values(want))) {
 				return nil
 			}
 		}
@@ -127,11 +127,8 @@ func (n *node) podDevice(t *testing.T, d ownDevice) (agentapi.PodDevice, error) 
 // answer; it fails if a connection is reset.
 func (s *suite) load(t *testing.T, client *pod) (stop func()) {
 	t.Helper()
-	p, err := client.Start(t.Context(), "bash", "-c", client.inPod()+fmt.Sprintf(
+	p := client.load(t, client.node, 1, "bash", "-c", client.inPod()+fmt.Sprintf(
 		"sh -c 'touch /tmp/load-%[1]s; while [ -e /tmp/load-%[1]s ]; do echo PING; sleep 0.02; done | redis-cli -h %[2]s -p %[3]d | sort | uniq -c >/tmp/answers-%[1]s'", client.name, s.server.addr, redisPort))
-	if err != nil {
-		t.Fatal(err)
-	}
 	return func() {
 		t.Helper()
 		client.sh(t, "rm /tmp/load-"+client.name)
@@ -251,13 +248,12 @@ func (s *suite) allGone(t *testing.T, client *pod, devices ...ownDevice) {
 		if err != nil {
 			return err
 		}
-		ctx := t.Context()
-		out, err := client.Shell(ctx, client.inPod()+fmt.Sprintf("timeout 10 redis-cli -h %s -p %d ping", s.server.addr, redisPort))
+		out, err := client.try(t, client.inPod()+fmt.Sprintf("timeout 60 redis-cli -h %s -p %d ping", s.server.addr, redisPort))
 		after, serr := client.status(t)
 		if err := errors.Join(err, serr); err != nil {
 			return err
 		}
-		if got := after.Conns.TotalSMCR > before.Conns.TotalSMCR; strings.TrimSpace(out) != "PONG" || got != wantSMCR {
+		if got := after.Conns.TotalSMCR > before.Conns.TotalSMCR; out != "PONG" || got != wantSMCR {
 			return fmt.Errorf("redis says %q, on SMC-R: %t; status %+v", out, got, after)
 		}
 		return nil
