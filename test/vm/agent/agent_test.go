@@ -135,26 +135,35 @@ func (s *suite) kernelClient(t *testing.T) {
 	pod, kernel := s.server, s.nodes[1]
 	addr := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(pod.addr), port) }
 	s.viaKernel(t, map[int]netip.AddrPort{viaRedis: addr(redisPort), viaNginx: addr(nginxPort)})
-	before := kernel.counters(t)
-	kernel.sh(t, fmt.Sprintf("redis-benchmark -h 127.0.0.1 -p %d -n 200 -c 3 -d 100 -t set,get -q", viaRedis))
-	sum := kernel.sh(t, fmt.Sprintf("for i in 1 2; do curl -sS --max-time 60 http://127.0.0.1:%d/4M | sha256sum; done | uniq", viaNginx))
-	if want := s.nodes[0].sh(t, "sha256sum </run/www/4M"); sum != want {
-		t.Errorf("nginx sent %s, want %s", sum, want)
-	}
-	// An AF_SMC socket as smc_run makes it, with a check of every byte.
-	s.server.start(t, peerPort, fmt.Sprintf(lab.GuestBin+"/peer serve -stack tcp -listen 0.0.0.0:%d", peerPort))
-	rep, err := drive.Dial(t.Context(), kernel.Guest, "-stack", "kernel", "-to", addr(peerPort).String(), "-do", "echo,bulk:bytes=4M", "-conns", "2")
-	if err := errors.Join(err, rep.Check()); err != nil {
-		t.Error(err)
-	}
-	got := kernel.counters(t).Sub(before)
-	// The benchmark has one connection more for each kind of request.
-	if got.ClientV2 < 2*3+2+2*2 || got.ClientFallbacks != 0 || got.ClientErrors != 0 {
-		t.Errorf("the kernel counted %+v, want all its connections on SMC-R\n%s", got, pod.log(t))
-	}
-	if st, err := pod.status(t); err != nil || st.Conns.TotalSMCR < got.ClientV2 {
-		t.Errorf("the agent counted %+v, the kernel %d: %v", st.Conns, got.ClientV2, err)
-	}
+	want := s.nodes[0].sh(t, "sha256sum </run/www/4M")
+	const peerTimeout = "5m" // of each script, as patience
+	s.server.start(t, peerPort, fmt.Sprintf(lab.GuestBin+"/peer serve -stack tcp -listen 0.0.0.0:%d -timeout %s", peerPort, peerTimeout))
+	s.counted(t, pod.node, func() error {
+		_, err := kernel.try(t, fmt.Sprintf("redis-benchmark -h 127.0.0.1 -p %d -n 200 -c 3 -d 100 -t set,get -q", viaRedis))
+		for i := 0; i < 2 && err == nil; i++ {
+			err = kernel.get(t, "", fmt.Sprintf("http://127.0.0.1:%d", viaNginx), want)
+		}
+		if err != nil {
+			return err
+		}
+		// An AF_SMC socket as smc_run makes it, with a check of every byte.
+		ctx, cancel := context.WithDeadline(t.Context(), giveUp(t))
+		defer cancel()
+		rep, err := drive.Dial(ctx, kernel.Guest, "-stack", "kernel", "-to", addr(peerPort).String(), "-do", "echo,bulk:bytes=4M", "-conns", "2", "-timeout", peerTimeout)
+		if rep != nil {
+			err = errors.Join(err, rep.Check())
+		}
+		return err
+	}, func(got counts) error {
+		// The benchmark has one connection more for each kind of request.
+		if k := got.kernel; k.ClientV2 < 2*3+2+2*2 || k.ClientFallbacks != 0 || k.ClientErrors != 0 {
+			return fmt.Errorf("the kernel counted %+v, want all its connections on SMC-R", k)
+		}
+		if got.conns.TotalSMCR < got.kernel.ClientV2 {
+			return fmt.Errorf("the agent counted %+v, the kernel %d", got.conns, got.kernel.ClientV2)
+		}
+		return nil
+	})
 }
 
 // kernelServer: clients in a pod behind our agent, the kernel's SMC-R as the
@@ -165,18 +174,21 @@ func (s *suite) kernelServer(t *testing.T) {
 		(cd /tmp; %s >/dev/null 2>&1 </dev/null & %s >/dev/null 2>&1 </dev/null &)
 		socat SOCKET-LISTEN:2:256:%s,fork,reuseaddr TCP:127.0.0.1:%d </dev/null >/dev/null 2>&1 &
 		socat SOCKET-LISTEN:2:256:%s,fork,reuseaddr TCP:127.0.0.1:%d </dev/null >/dev/null 2>&1 &
-		for i in $(seq 100); do redis-cli -p %[4]d ping && curl -so /dev/null http://127.0.0.1:%[6]d/ && kernelsmc | grep -q LISTEN && exit 0; sleep 0.2; done; exit 1`,
+		for i in $(seq 500); do redis-cli -p %[4]d ping && curl -so /dev/null http://127.0.0.1:%[6]d/ && kernelsmc | grep -q LISTEN && exit 0; sleep 0.2; done; exit 1`,
 		s.redis, s.nginx, sockaddr(netip.MustParseAddrPort("10.0.0.2:16379")), redisPort, sockaddr(netip.MustParseAddrPort("10.0.0.2:18080")), nginxPort))
-	before := kernel.counters(t)
-	client.run(t, fmt.Sprintf("redis-benchmark -h 10.0.0.2 -p %d -n 200 -c 3 -d 100 -t set,get -q", viaRedis))
-	sum := client.sh(t, client.inPod()+fmt.Sprintf("curl -sS --max-time 60 http://10.0.0.2:%d/4M | sha256sum", viaNginx))
-	if want := kernel.sh(t, "sha256sum </run/www/4M"); sum != want {
-		t.Errorf("nginx sent %s, want %s", sum, want)
-	}
-	got := kernel.counters(t).Sub(before)
-	if got.ServerV2 < 2*3+1 || got.ServerFallbacks != 0 || got.ServerErrors != 0 {
-		t.Errorf("the kernel counted %+v, want all connections on SMC-R\n%s", got, client.log(t))
-	}
+	want := kernel.sh(t, "sha256sum </run/www/4M")
+	s.counted(t, client.node, func() error {
+		_, err := client.try(t, client.inPod()+fmt.Sprintf("redis-benchmark -h 10.0.0.2 -p %d -n 200 -c 3 -d 100 -t set,get -q", viaRedis))
+		if err != nil {
+			return err
+		}
+		return client.get(t, client.inPod(), fmt.Sprintf("http://10.0.0.2:%d", viaNginx), want)
+	}, func(got counts) error {
+		if k := got.kernel; k.ServerV2 < 2*3+1 || k.ServerFallbacks != 0 || k.ServerErrors != 0 {
+			return fmt.Errorf("the kernel counted %+v, want all connections on SMC-R", k)
+		}
+		return nil
+	})
 }
 
 // twoAgents: an agent on each node, both on soft RoCE by verbs. The devices'
@@ -192,19 +204,28 @@ func (s *suite) twoAgents(t *testing.T) {
 		}
 		return n
 	}
-	before := packets()
-	client.run(t, fmt.Sprintf("redis-benchmark -h %s -p %d -n 300 -c 5 -d 1000 -t set,get -q", server.addr, redisPort))
-	sum := client.sh(t, client.inPod()+fmt.Sprintf("curl -sS --max-time 60 http://%s:%d/4M | sha256sum", server.addr, nginxPort))
-	if want := server.sh(t, "sha256sum </run/www/4M"); sum != want {
-		t.Errorf("nginx sent %s, want %s", sum, want)
-	}
+	var before uint64
+	want := server.sh(t, "sha256sum </run/www/4M")
+	s.counted(t, client.node, func() error {
+		before = packets()
+		_, err := client.try(t, client.inPod()+fmt.Sprintf("redis-benchmark -h %s -p %d -n 300 -c 5 -d 1000 -t set,get -q", server.addr, redisPort))
+		if err != nil {
+			return err
+		}
+		return client.get(t, client.inPod(), fmt.Sprintf("http://%s:%d", server.addr, nginxPort), want)
+	}, func(got counts) error {
+		if got.conns.TotalSMCR < 11 || got.conns.TotalTCP != 0 || len(got.reasons) > 0 {
+			return fmt.Errorf("connections %+v, not on SMC-R because of %v", got.conns, got.reasons)
+		}
+		// Each request is a WRITE and a CDC message at least.
+		if n := packets() - before; n < 2*600 {
+			return fmt.Errorf("rxe0 sent %d packets", n)
+		}
+		return nil
+	})
 	st, err := client.status(t)
-	if err != nil || st.Conns.TotalSMCR < 11 || st.Conns.TotalTCP != 0 || len(st.Reasons) > 0 {
-		t.Errorf("connections %+v, not on SMC-R because of %v: %v", st.Conns, st.Reasons, err)
-	}
-	// Each request is a WRITE and a CDC message at least.
-	if n := packets() - before; n < 2*600 {
-		t.Errorf("rxe0 sent %d packets", n)
+	if err != nil {
+		t.Fatal(err)
 	}
 	if d := st.Devices[0]; d.Provider != "verbs" || d.Address != "10.0.0.2" || !strings.Contains(d.Choice, "configured") {
 		t.Errorf("device %+v", d)

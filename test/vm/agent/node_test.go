@@ -142,12 +142,6 @@ func (p *pod) start(t *testing.T, port int, command string) {
 		cat /run/%[3]s-%[4]d.log; exit 1`, p.inPod(), command, p.name, port))
 }
 
-// run runs a client in the pod.
-func (p *pod) run(t *testing.T, command string) string {
-	t.Helper()
-	return p.sh(t, p.inPod()+command)
-}
-
 const agentConfig = `node:
   holdSYNs: false # emulated, a rendezvous may take longer than a SYN is held
   name: %s
