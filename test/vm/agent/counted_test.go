@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -12,8 +13,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
 )
 
-// counts is what was counted of some connections: by the kernel of node 1, and by the
-// agent of a node at one end of all of them.
+// counts is what was counted of some connections: by the kernel of node 1, by the
+// agent of a node at one end of all of them, and reasons also by the agent of the server.
 type counts struct {
 	kernel  smcnl.Counters
 	conns   agentapi.ConnSums
@@ -26,7 +27,18 @@ func (s *suite) counts(t *testing.T, agent *node) counts {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return counts{s.nodes[1].counters(t), st.Conns, st.Reasons}
+	reasons := map[agentapi.Code]uint64{}
+	maps.Copy(reasons, st.Reasons)
+	if server := s.server.node; server != agent {
+		st, err := server.status(t)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for code, n := range st.Reasons {
+			reasons[code] += n
+		}
+	}
+	return counts{s.nodes[1].counters(t), st.Conns, reasons}
 }
 
 // sub is what was counted since before, of sums.
@@ -58,8 +70,9 @@ func (c counts) late() bool {
 	}
 	for code, times := range c.reasons {
 		switch code {
-		case agentapi.CodeOf(clc.ReasonTimeoutCL), agentapi.CodeOf(clc.ReasonTimeoutAL), agentapi.CodeRendezvous:
+		case agentapi.CodeOf(clc.ReasonTimeoutCL), agentapi.CodeOf(clc.ReasonTimeoutAL), agentapi.CodeRendezvous, agentapi.CodeBacklog:
 			n += times
+		case agentapi.CodeOf(clc.ReasonInternal): // a server's agent says so when it has BACKLOG
 		default:
 			return false
 		}
@@ -125,6 +138,8 @@ func TestLate(t *testing.T) {
 		{"the kernel broke a connection", counts{kernel: smcnl.Counters{ClientErrors: 1}}, true},
 		{"the agent timed out", counts{kernel: fallbacks(clc.ReasonPeerDecl, clc.ReasonPeerNoSMC), reasons: why(timeout)}, true},
 		{"the agent broke a connection", counts{reasons: why(agentapi.CodeRendezvous)}, true},
+		{"the application was late", counts{reasons: why(agentapi.CodeBacklog, agentapi.CodeOf(clc.ReasonInternal))}, true},
+		{"an internal error", counts{reasons: why(agentapi.CodeOf(clc.ReasonInternal))}, false},
 		{"the agent declined", counts{kernel: fallbacks(clc.ReasonPeerDecl)}, false},
 		{"no option", counts{kernel: fallbacks(clc.ReasonPeerNoSMC)}, false},
 		{"another reason of the kernel, too", counts{kernel: fallbacks(clc.ReasonTimeoutCL, clc.ReasonMem)}, false},
