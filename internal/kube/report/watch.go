@@ -46,30 +46,39 @@ func (c *client) watch(ctx context.Context, node, label string, see func(observa
 func watchOne(ctx context.Context, c rest.Interface, resource string, of runtime.Object, narrow func(*metav1.ListOptions), see func(observation)) {
 	// The informer keeps the objects only to find out which ones were deleted while it was
 	// not connected.
+	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, narrow),
+		ObjectType:    of,
+		Transform:     trim,
+		Handler:       handler(see),
+	})
+	informer.RunWithContext(ctx)
+}
+
+// handler makes observations of the events of an informer.
+func handler(see func(observation)) cache.ResourceEventHandlerFuncs {
 	seen := func(obj any) {
 		if s, ok := observationOf(obj); ok {
 			see(s)
 		}
 	}
-	_, informer := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.NewFilteredListWatchFromClient(c, resource, metav1.NamespaceAll, narrow),
-		ObjectType:    of,
-		Transform:     trim,
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    seen,
-			UpdateFunc: func(_, obj any) { seen(obj) },
-			DeleteFunc: func(obj any) {
-				if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = gone.Obj
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    seen,
+		UpdateFunc: func(_, obj any) { seen(obj) },
+		DeleteFunc: func(obj any) {
+			gone, missed := obj.(cache.DeletedFinalStateUnknown)
+			if missed {
+				obj = gone.Obj
+			}
+			if s, ok := observationOf(obj); ok {
+				s.target = target{}
+				if missed {
+					s.version = "" // that of the last state that was seen, which may be our own write
 				}
-				if s, ok := observationOf(obj); ok {
-					s.target = target{}
-					see(s)
-				}
-			},
+				see(s)
+			}
 		},
-	})
-	informer.RunWithContext(ctx)
+	}
 }
 
 // trim drops the managed fields, which nobody reads here.

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
@@ -67,6 +68,39 @@ func TestOlder(t *testing.T) {
 	}
 }
 
+// link is an SMCRLink of the agent of newTestPlanner.
+func link(name, version string) *v1alpha1.SMCRLink {
+	return &v1alpha1.SMCRLink{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version, Labels: map[string]string{v1alpha1.LabelAgent: "agent-x"}}}
+}
+
+// missed is the observation of an object that a list lacks, after the watch was not connected. last is its last state that the
+// watch saw.
+func missed(last metav1.Object) (s observation) {
+	handler(func(o observation) { s = o }).OnDelete(cache.DeletedFinalStateUnknown{Key: last.GetName(), Obj: last})
+	return s
+}
+
+func TestHandler(t *testing.T) {
+	var got []observation
+	h := handler(func(s observation) { got = append(got, s) })
+	h.OnAdd(link("l", "5"), false)
+	h.OnUpdate(link("l", "5"), link("l", "6"))
+	h.OnDelete(link("l", "7"))
+	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "l", Obj: link("l", "6")})
+	h.OnDelete(cache.DeletedFinalStateUnknown{Key: "l"}) // of what, is not known
+	for i, want := range []struct {
+		version string
+		present bool
+	}{{"5", true}, {"6", true}, {"7", false}, {"", false}} {
+		if i >= len(got) || got[i].key.name != "l" || got[i].version != want.version || got[i].target.present != want.present {
+			t.Errorf("event %d: %+v, want version %q, present %t", i, got, want.version, want.present)
+		}
+	}
+	if len(got) != 4 {
+		t.Errorf("%d observations, want 4", len(got))
+	}
+}
+
 // What the watch tells is written again only if it is news, and not our own write.
 func TestPlanner_seen(t *testing.T) {
 	k := key{kind: kindLink, name: "node-a-1"}
@@ -80,6 +114,8 @@ func TestPlanner_seen(t *testing.T) {
 		{"what was there before it", observation{key: k, target: theirs, version: "6"}, inNothing},
 		{"somebody else's after it", observation{key: k, target: theirs, version: "8"}, inState},
 		{"deleted", observation{key: k, version: "8"}, inState},
+		{"deleted while the watch was not connected", missed(link(k.name, "7")), inState},
+		{"deleted before the watch saw our write", missed(link(k.name, "6")), inState},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newTestPlanner()
@@ -101,6 +137,10 @@ func TestPlanner_seenNodeDeleted(t *testing.T) {
 	p.queue.wrote(k, target{present: true}, "7", began())
 	if !p.seen(observation{key: k, version: "8"}, began()) {
 		t.Error("the SMCRNode was deleted, and nobody reads the node again")
+	}
+	p.queue.wrote(k, target{present: true}, "9", began())
+	if !p.seen(missed(&v1alpha1.SMCRNode{ObjectMeta: metav1.ObjectMeta{Name: node, ResourceVersion: "9"}}), began()) {
+		t.Error("the SMCRNode was deleted while the watch was not connected, and nobody reads the node again")
 	}
 	p.uninstalled = true
 	p.queue.wrote(k, target{present: true}, "9", began())
