@@ -33,13 +33,19 @@ type pairs struct {
 func (r *pairs) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("pairs").WithOptions(options(1)).
 		Watches(&v1alpha1.SMCRLink{}, mark(coalesce, func(old, now *v1alpha1.SMCRLink) []types.NamespacedName {
-			if now == nil || old != nil && old.Status.Pod == now.Status.Pod && old.Status.Peer == now.Status.Peer &&
-				equality.Semantic.DeepEqual(old.Status.Links, now.Status.Links) {
+			if now == nil || old != nil && sameForPairs(old, now) {
 				return nil
 			}
 			return key(now.Name)
 		})).
 		Complete(r)
+}
+
+// sameForPairs says whether two states are of one SMCRLink, and equal in all that its pair depends on. One that was made
+// anew has no pod of its peer.
+func sameForPairs(old, now *v1alpha1.SMCRLink) bool {
+	return old.UID == now.UID && old.Status.Pod == now.Status.Pod && old.Status.Peer == now.Status.Peer &&
+		equality.Semantic.DeepEqual(old.Status.Links, now.Status.Links)
 }
 
 // Reconcile writes the peer's pod into an SMCRLink and into that of the other side.

@@ -89,3 +89,27 @@ func TestPeerPods(t *testing.T) {
 	w.create(outside)
 	w.never("a peer outside of the cluster", 2*coalesce, is(outside, ""))
 }
+
+// TestSameForPairs: after a watch broke, one event may tell of an SMCRLink that was deleted and made anew under its name,
+// without the pod of its peer.
+func TestSameForPairs(t *testing.T) {
+	was := sideOf("l", "shop", "web-0", "a", 17, "b", 40)
+	was.UID, was.Status.PeerPod = "1", "shop/redis-0"
+	for _, tt := range []struct {
+		name   string
+		change func(*v1alpha1.SMCRLink)
+		want   bool
+	}{
+		{"counters", func(l *v1alpha1.SMCRLink) { l.Status.Connections = 7 }, true},
+		{"the pod", func(l *v1alpha1.SMCRLink) { l.Status.Pod = "shop/web-1" }, false},
+		{"the peer", func(l *v1alpha1.SMCRLink) { l.Status.Peer = "c" }, false},
+		{"a link", func(l *v1alpha1.SMCRLink) { l.Status.Links[0].PeerQPN = 41 }, false},
+		{"made anew", func(l *v1alpha1.SMCRLink) { l.UID, l.Status.PeerPod = "2", "" }, false},
+	} {
+		now := was.DeepCopy()
+		tt.change(now)
+		if got := sameForPairs(was, now); got != tt.want {
+			t.Errorf("%s: %t, want %t", tt.name, got, tt.want)
+		}
+	}
+}
