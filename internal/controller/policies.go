@@ -29,17 +29,24 @@ type policies struct {
 	recorder events.EventRecorder
 }
 
-// sameSpec reports whether two states are of one policy and want the same. After a watch broke, one event may tell of a policy
-// that was deleted and made anew under its name.
-func sameSpec(old, now *v1alpha1.SMCRPolicy) bool {
-	return old.UID == now.UID && old.Generation == now.Generation
+// samePolicy reports whether two states are of one policy, want the same, and have the same status. After a watch broke, one event
+// may tell of a policy that was deleted and made anew under its name. A status may be somebody else's, or one that this controller
+// wrote before it last computed it:
+//
+//	a pod changes        the controller computes and writes the status B; its cache has A still
+//	it changes back      the controller computes A, as its cache has, and writes nothing
+//	the cache gets B     the status is computed once more, and A is written
+//
+// So each write costs a pass that writes nothing if the status is right.
+func samePolicy(old, now *v1alpha1.SMCRPolicy) bool {
+	return old.UID == now.UID && old.Generation == now.Generation && equality.Semantic.DeepEqual(old.Status, now.Status)
 }
 
 func (r *policies) setUp(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("policies").WithOptions(options(1)).
 		Watches(&v1alpha1.SMCRPolicy{}, mark(coalesce, func(old, now *v1alpha1.SMCRPolicy) []types.NamespacedName {
-			if old != nil && now != nil && sameSpec(old, now) {
-				return nil // only the status changed, which this controller writes
+			if old != nil && now != nil && samePolicy(old, now) {
+				return nil
 			}
 			return key(either(old, now).Namespace)
 		})).
