@@ -122,9 +122,9 @@ const (
 	ConditionUninstalled = "Uninstalled"
 )
 
-// ReasonAgentGone is the reason of the conditions Ready, Accelerating and DevicesHealthy of
-// an SMCRNode while its agent is gone. The controller sets them to Unknown then; an agent
-// that leaves its node sets them itself, to False where that is what it knows.
+// ReasonAgentGone is the reason of the conditions Ready, Accelerating, DevicesHealthy and
+// MetricsServed of an SMCRNode while its agent is gone. The controller sets them to Unknown then;
+// an agent that leaves its node sets them itself, to False where that is what it knows.
 const ReasonAgentGone = "AgentGone"
 
 // ReasonNodeLeft is the reason of the condition Uninstalled of a node that its agent left

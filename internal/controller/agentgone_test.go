@@ -96,14 +96,36 @@ func (s *shown) gone(because string) error {
 	return errors.Join(errs...)
 }
 
+// works writes the conditions of an agent that works.
+func (s *shown) works(servesMetrics bool) {
+	s.w.t.Helper()
+	is := func(kind, reason string) any {
+		return map[string]any{"type": kind, "status": "True", "reason": reason, "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"}
+	}
+	all := []any{is("Ready", "AgentReady"), is("Accelerating", "PodsReady"), is("DevicesHealthy", "AllPortsActive")}
+	if servesMetrics {
+		all = append(all, is("MetricsServed", "Serving"))
+	}
+	s.w.applyAs("SMCRNode", s.smcr.Name, map[string]any{"conditions": all})
+}
+
+// metrics returns an error if the condition MetricsServed has another status; "": if there is one.
+func (s *shown) metrics(want metav1.ConditionStatus, reason string) error {
+	if err := s.w.get(s.smcr); err != nil {
+		return err
+	}
+	if c := meta.FindStatusCondition(s.smcr.Status.Conditions, v1alpha1.ConditionMetricsServed); want == "" && c != nil {
+		return fmt.Errorf("MetricsServed is there: %+v", c)
+	} else if want == "" {
+		return nil
+	}
+	return hasCondition(s.smcr.Status.Conditions, v1alpha1.ConditionMetricsServed, want, reason)
+}
+
 // back writes what an agent that starts writes.
 func (s *shown) back() {
 	s.w.t.Helper()
-	s.w.applyAs("SMCRNode", s.smcr.Name, map[string]any{"conditions": []any{
-		map[string]any{"type": "Ready", "status": "True", "reason": "AgentReady", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"},
-		map[string]any{"type": "Accelerating", "status": "True", "reason": "PodsReady", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"},
-		map[string]any{"type": "DevicesHealthy", "status": "True", "reason": "AllPortsActive", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"},
-	}})
+	s.works(false)
 	s.status(v1alpha1.PodStatusEnabled)
 	s.link.ResourceVersion, s.link.UID = "", ""
 	s.w.makeLink(s.link)
@@ -355,4 +377,48 @@ func TestAgentGone_byPods(t *testing.T) {
 	}
 	updateStatus(w, a.node, func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionTrue })
 	w.eventually("the agent's pod is gone", func() error { return a.gone(reasonAgentNoPod) })
+}
+
+// TestAgentGone_metrics: nobody knows whether an agent that is gone serves metrics. One that is back says it, or is to
+// serve none, in whichever order the controller notices that it lives and reads what it wrote.
+func TestAgentGone_metrics(t *testing.T) {
+	w := newWorld(t)
+	a, none := w.shown("n-"+w.ns), w.shown("none-"+w.ns)
+	a.works(true)
+	w.run(w.asController(), elected)
+	a.aliveSays(byPod)
+	none.aliveSays(byPod)
+	ready := func(s *shown, is corev1.ConditionStatus) {
+		updateStatus(w, s.agt, func(p *corev1.Pod) { p.Status.Conditions[0].Status = is })
+	}
+	ends := func(s *shown, want metav1.ConditionStatus, reason string) {
+		ready(s, corev1.ConditionFalse)
+		w.eventually("the agent is gone", func() error { return errors.Join(s.gone(reasonAgentNotReady), s.metrics(want, reason)) })
+	}
+	ends(none, "", "") // it never served any
+	ends(a, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone)
+	a.works(true)
+	ready(a, corev1.ConditionTrue)
+	a.aliveSays(byPod)
+	if err := a.metrics(metav1.ConditionTrue, "Serving"); err != nil {
+		t.Error(err)
+	}
+
+	ends(a, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone)
+	ready(a, corev1.ConditionTrue)
+	a.aliveSays(byPod)
+	if err := a.metrics(metav1.ConditionUnknown, v1alpha1.ReasonAgentGone); err != nil {
+		t.Error(err)
+	}
+	a.works(false)
+	w.eventually("the agent is to serve none", func() error { return a.metrics("", "") })
+	if err := hasCondition(a.smcr.Status.Conditions, v1alpha1.ConditionAgentAlive, metav1.ConditionTrue, reasonAgentReady); err != nil {
+		t.Error(err)
+	}
+
+	a.works(true)
+	ends(a, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone)
+	a.works(false)
+	ready(a, corev1.ConditionTrue)
+	w.eventually("the agent is to serve none, and wrote first", func() error { return a.metrics("", "") })
 }

@@ -237,7 +237,7 @@ func (r *nodes) found(node string) {
 // writeState writes the condition AgentAlive into the SMCRNode, and, if the agent is gone,
 // those that only an agent can know, which are Unknown then:
 //
-//	the agent ends     AgentAlive is False; Ready, Accelerating, DevicesHealthy are Unknown, AgentGone
+//	the agent ends     AgentAlive is False; Ready, Accelerating, DevicesHealthy, MetricsServed are Unknown, AgentGone
 //	the agent is back  AgentAlive is True; the agent writes the others again
 //	the agent leaves   the agent has written the others; AgentAlive is False
 //
@@ -248,21 +248,12 @@ func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state meta
 		return nil
 	}
 	was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive)
-	if was != nil && was.Status == state.Status && was.Reason == state.Reason && was.Message == state.Message {
+	same := was != nil && was.Status == state.Status && was.Reason == state.Reason && was.Message == state.Message
+	if same && (state.Status != metav1.ConditionTrue || !servesNoMore(n)) {
 		return nil
 	}
 	turned := was == nil || was.Status != state.Status
-	all := []metav1.Condition{state}
-	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAccelerating, v1alpha1.ConditionDevicesHealthy} {
-		c := meta.FindStatusCondition(n.Status.Conditions, kind)
-		switch {
-		case uninstalled(n) != nil:
-		case state.Status != metav1.ConditionTrue:
-			all = append(all, condition(kind, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone, "the agent of the node is gone: "+state.Message))
-		case c != nil && c.Reason == v1alpha1.ReasonAgentGone:
-			all = append(all, *c)
-		}
-	}
+	all := append([]metav1.Condition{state}, ofAgentGone(n, state)...)
 	conditions := make([]any, 0, len(all))
 	for i := range all {
 		c := &all[i]
@@ -288,6 +279,31 @@ func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state meta
 		r.recorder.Eventf(n, nil, corev1.EventTypeNormal, "AgentBack", "Observe", "%s", state.Message)
 	}
 	return nil
+}
+
+// ofAgentGone are the conditions of the agent that the controller has fields of when AgentAlive is state.
+func ofAgentGone(n *v1alpha1.SMCRNode, state metav1.Condition) (out []metav1.Condition) {
+	if uninstalled(n) != nil {
+		return nil
+	}
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionAccelerating, v1alpha1.ConditionDevicesHealthy, v1alpha1.ConditionMetricsServed} {
+		c := meta.FindStatusCondition(n.Status.Conditions, kind)
+		switch metrics := kind == v1alpha1.ConditionMetricsServed; {
+		case metrics && (c == nil || state.Status == metav1.ConditionTrue && servesNoMore(n)): // the agent is to serve none
+		case state.Status != metav1.ConditionTrue:
+			out = append(out, condition(kind, metav1.ConditionUnknown, v1alpha1.ReasonAgentGone, "the agent of the node is gone: "+state.Message))
+		case c != nil && c.Reason == v1alpha1.ReasonAgentGone:
+			out = append(out, *c)
+		}
+	}
+	return out
+}
+
+// servesNoMore says whether an agent that is back is to serve no metrics, as the former one did: it has written its other
+// conditions, and MetricsServed is the controller's still.
+func servesNoMore(n *v1alpha1.SMCRNode) bool {
+	ready, metrics := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady), meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionMetricsServed)
+	return ready != nil && ready.Reason != v1alpha1.ReasonAgentGone && metrics != nil && metrics.Reason == v1alpha1.ReasonAgentGone
 }
 
 // removeLinks deletes the SMCRLinks of a node whose agent is gone. An SMCRLink that changed

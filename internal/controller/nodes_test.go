@@ -166,3 +166,38 @@ func TestReconcile_agentCameBackUnseen(t *testing.T) {
 		}
 	}
 }
+
+// TestOfAgentGone: which conditions of the agent the controller has, beside AgentAlive.
+func TestOfAgentGone(t *testing.T) {
+	const gone = v1alpha1.ReasonAgentGone
+	for _, tt := range []struct {
+		name                   string
+		ready, metrics         string // the reason of the condition; "": it is not there
+		alive                  metav1.ConditionStatus
+		left                   bool
+		wantReady, wantMetrics bool
+		wantStatus             metav1.ConditionStatus // of MetricsServed
+	}{
+		{name: "the agent ends", ready: "AgentReady", metrics: "Serving", alive: metav1.ConditionFalse, wantReady: true, wantMetrics: true, wantStatus: metav1.ConditionUnknown},
+		{name: "one that serves no metrics ends", ready: "AgentReady", alive: metav1.ConditionFalse, wantReady: true},
+		{name: "it lives, and has written nothing yet", ready: gone, metrics: gone, alive: metav1.ConditionTrue, wantReady: true, wantMetrics: true},
+		{name: "it lives, and has written", ready: "AgentReady", metrics: "Serving", alive: metav1.ConditionTrue},
+		{name: "it lives, and is to serve no metrics any more", ready: "AgentReady", metrics: gone, alive: metav1.ConditionTrue},
+		{name: "it left", ready: gone, metrics: gone, alive: metav1.ConditionFalse, left: true},
+	} {
+		n := &v1alpha1.SMCRNode{}
+		for kind, reason := range map[string]string{v1alpha1.ConditionReady: tt.ready, v1alpha1.ConditionMetricsServed: tt.metrics} {
+			if reason != "" {
+				n.Status.Conditions = append(n.Status.Conditions, metav1.Condition{Type: kind, Reason: reason})
+			}
+		}
+		if tt.left {
+			n.Status.Conditions = append(n.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionUninstalled, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonNodeLeft})
+		}
+		got := ofAgentGone(n, metav1.Condition{Status: tt.alive})
+		ready, metrics := meta.FindStatusCondition(got, v1alpha1.ConditionReady), meta.FindStatusCondition(got, v1alpha1.ConditionMetricsServed)
+		if (ready != nil) != tt.wantReady || (metrics != nil) != tt.wantMetrics || metrics != nil && metrics.Status != tt.wantStatus {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
+	}
+}
