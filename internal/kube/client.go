@@ -4,6 +4,7 @@ package kube
 
 import (
 	"fmt"
+	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -151,6 +152,22 @@ func trim(obj any) (any, error) {
 		}
 	}
 	return obj, nil
+}
+
+// sameButVersion says whether two states of an object, of which trim dropped what is not used, differ in their resource version at
+// most.
+func sameButVersion(was, is any) bool {
+	old, ok1 := was.(runtime.Object)
+	now, ok2 := is.(metav1.Object)
+	if !ok1 || !ok2 {
+		return false
+	}
+	same, ok := old.DeepCopyObject().(metav1.Object)
+	if !ok {
+		return false
+	}
+	same.SetResourceVersion(now.GetResourceVersion())
+	return reflect.DeepEqual(same, now)
 }
 
 func trimMeta(m metav1.ObjectMeta) metav1.ObjectMeta {

@@ -98,7 +98,7 @@ func New(cfg Config) (*Source, error) {
 		if err == nil {
 			handler := cache.ResourceEventHandlerDetailedFuncs{
 				AddFunc:    func(any, bool) { poke(s.dirty) },
-				UpdateFunc: func(any, any) { poke(s.dirty) },
+				UpdateFunc: s.noteUpdate,
 				DeleteFunc: func(any) { poke(s.dirty) },
 			}
 			if i == inf.nodes { // whose store has nothing but SMCRNodes
@@ -128,6 +128,13 @@ func New(cfg Config) (*Source, error) {
 		}
 	}
 	return s, nil
+}
+
+// noteUpdate notes that an object changed. Most changes are of what is not kept: the counts in the status of a policy, for example.
+func (s *Source) noteUpdate(was, is any) {
+	if !sameButVersion(was, is) {
+		poke(s.dirty)
+	}
 }
 
 // poke sends without waiting: if a value is in the channel already, that one is enough.
