@@ -194,4 +194,9 @@ func TestSamePeers(t *testing.T) {
 	if samePeers(slice("p", "10.0.0.1"), slice("q", "10.0.0.1")) {
 		t.Error("the peers of another policy are the same")
 	}
+	more := slice("p", "10.0.0.1")
+	more.Annotations = map[string]string{annotationLeftOut: "1"}
+	if samePeers(slice("p", "10.0.0.1"), more) || !samePeers(more, more.DeepCopy()) {
+		t.Error("how many have no room does not count, or more than that does")
+	}
 }

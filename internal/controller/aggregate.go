@@ -40,6 +40,7 @@ type sums struct {
 	single      int32
 	singleNodes map[string]bool
 	peers       int32
+	leftOut     int // addresses of peers that no slice has room for
 	// resolved is the generation of the policy whose peer selectors the slices are for.
 	resolved  int64
 	agentless map[string]bool // nodes of opted-in pods whose agent does not answer
@@ -245,7 +246,7 @@ func (v *namespaceView) countPeers(all map[*policy]*sums) {
 		if slice := first[p.obj.Name]; len(p.peers) == 0 {
 			s.resolved = p.obj.Generation
 		} else if slice != nil && metav1.IsControlledBy(slice, p.obj) {
-			s.resolved = slice.PolicyGeneration
+			s.resolved, s.leftOut = slice.PolicyGeneration, leftOut(slice)
 		}
 	}
 }

@@ -29,9 +29,16 @@ func everyPod(s *v1alpha1.SMCRPolicySpec) {
 	s.Peers = &v1alpha1.PolicyPeers{Selectors: []v1alpha1.PeerSelector{{PodSelector: &v1alpha1.LabelSelector{}}}}
 }
 
+// resolvedPolicy is the policy of TestAggregate, as its slices have it.
+func resolvedPolicy() *v1alpha1.SMCRPolicy {
+	p := newPolicy("shop", "p")
+	p.Generation = 3
+	return p
+}
+
 func TestAggregate(t *testing.T) {
 	peerSlice := func(name string, generation int64) v1alpha1.SMCRPeerSlice {
-		s := newSlice(newPolicy("shop", "p"), 0, nil)
+		s := newSlice(newPolicy("shop", "p"), 0, nil, 0)
 		s.Name, s.PolicyGeneration = name, generation
 		return *s
 	}
@@ -73,6 +80,13 @@ func TestAggregate(t *testing.T) {
 				pods: []corev1.Pod{pod("a", optedIn("Enabled"))}, slices: []v1alpha1.SMCRPeerSlice{peerSlice("p-0", 3)},
 			},
 			spec: everyPod, pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, want: map[string]string{"Ready": good},
+		},
+		{
+			name: "more peers than slices have room for, which comes before refused", view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Refused: REQUIRED"))}, slices: []v1alpha1.SMCRPeerSlice{*newSlice(resolvedPolicy(), 0, nil, 7)},
+			},
+			spec: everyPod, pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Refused: 1},
+			want: map[string]string{"Ready": "False TooManyPeers", "Degraded": "True PodsRefused"}, says: "7 addresses more than the 16384",
 		},
 		{
 			name: "no pods", pods: v1alpha1.PolicyPods{},

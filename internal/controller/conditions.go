@@ -21,6 +21,7 @@ const (
 	reasonNoPods         = "NoPods"
 	reasonNotOptedIn     = "NotOptedIn"
 	reasonPeersPending   = "PeersPending"
+	reasonTooManyPeers   = "TooManyPeers" // of an event, too
 	reasonPodsPending    = "PodsPending"
 	reasonPodsFallback   = "PodsFallback"
 	reasonPodsRefused    = "PodsRefused"
@@ -70,6 +71,8 @@ func (s *sums) ready(p *policy, namespace string) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonPeersPending,
 			"peers.selectors are not resolved to addresses yet: until then the former form of the policy is in force; "+
 				"of a new policy nothing on nodes where a pod that it selects ran before, and all but these peers on others")
+	case s.leftOut > 0: // before the reasons that Degraded has, too
+		return is(metav1.ConditionFalse, reasonTooManyPeers, "%s", tooManyPeers(s.leftOut))
 	case n.Refused > 0 && n.Fallback > 0:
 		return is(metav1.ConditionFalse, reasonPodsRefused, "the connections of %d of %s are refused, because a policy requires SMC-R, and those of %d are plain TCP: %s",
 			n.Refused, plural(n.OptedIn, "opted-in pod"), n.Fallback, listReasons(s.reasons))
@@ -82,6 +85,12 @@ func (s *sums) ready(p *policy, namespace string) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonPodsPending, "%d of %s not attached yet, or without an agent that answers", n.Pending, plural(n.OptedIn, "opted-in pod"))
 	}
 	return is(metav1.ConditionTrue, reasonAllAccelerated, "%s may use SMC-R", plural(n.Accelerated, "opted-in pod"))
+}
+
+// tooManyPeers says what it means that no slice has room for some of the addresses of a policy's peers.
+func tooManyPeers(leftOut int) string {
+	return fmt.Sprintf("spec.peers.selectors stand for %d addresses more than the %d that a policy can have; for connections with these it does not hold, whatever its mode: "+
+		"narrow the selectors, or name the pods' networks in spec.peers.cidrs", leftOut, maxPeerAddresses)
 }
 
 func listReasons(n map[string]int32) string {

@@ -125,7 +125,19 @@ func addAddr(set map[netip.Addr]bool, text string) {
 // wanted addresses.
 type placement struct {
 	create, update, remove []*v1alpha1.SMCRPeerSlice
-	truncated              int // addresses that no slice has room for
+	truncated              int // addresses that no slice has room for; the first slice says so, see annotationLeftOut
+}
+
+// annotationLeftOut on the first slice of a policy is how many of its peers' addresses no slice has room for. By it the
+// policy's status knows.
+const annotationLeftOut = v1alpha1.Group + "/addresses-left-out"
+
+func leftOut(s *v1alpha1.SMCRPeerSlice) int {
+	n, err := strconv.Atoi(s.Annotations[annotationLeftOut])
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // placeAddresses spreads the addresses over slices so that few slices change. An address
@@ -142,7 +154,7 @@ func placeAddresses(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, want 
 	for _, a := range want {
 		missing[a.String()] = true
 	}
-	bins := sortedBins(p, have)
+	bins := sortedBins(p, have, out.truncated)
 	for _, b := range bins {
 		kept := b.addrs[:0:0]
 		for _, a := range b.addrs {
@@ -196,13 +208,14 @@ type bin struct {
 
 // sortedBins are the slices that there are. Those of a former policy of the name are written,
 // too: the garbage collector deletes what belongs to nobody else.
-func sortedBins(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice) []*bin {
+func sortedBins(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, truncated int) []*bin {
 	var bins []*bin
 	for i := range have {
 		s := &have[i]
+		number := sliceNumber(p.Name, s.Name)
 		bins = append(bins, &bin{
-			number: sliceNumber(p.Name, s.Name), old: s, addrs: s.Addresses,
-			changed: s.PolicyGeneration != p.Generation || s.Policy != p.Name || s.Labels[v1alpha1.LabelPolicy] != p.Name || !metav1.IsControlledBy(s, p),
+			number: number, old: s, addrs: s.Addresses,
+			changed: number == 0 && leftOut(s) != truncated || s.PolicyGeneration != p.Generation || s.Policy != p.Name || s.Labels[v1alpha1.LabelPolicy] != p.Name || !metav1.IsControlledBy(s, p),
 		})
 	}
 	slices.SortFunc(bins, func(a, b *bin) int {
@@ -246,19 +259,19 @@ func emptySmallBins(bins []*bin, missing map[string]bool) {
 func (b *bin) done(p *v1alpha1.SMCRPolicy, out *placement) {
 	switch {
 	case b.old == nil:
-		out.create = append(out.create, newSlice(p, b.number, b.addrs))
+		out.create = append(out.create, newSlice(p, b.number, b.addrs, out.truncated))
 	case len(b.addrs) == 0 && b.number != 0:
 		out.remove = append(out.remove, b.old)
 	case b.changed:
-		s := newSlice(p, b.number, b.addrs)
+		s := newSlice(p, b.number, b.addrs, out.truncated)
 		s.Name, s.UID, s.ResourceVersion = b.old.Name, b.old.UID, b.old.ResourceVersion
 		out.update = append(out.update, s)
 	}
 }
 
-func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string) *v1alpha1.SMCRPeerSlice {
+func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string, truncated int) *v1alpha1.SMCRPeerSlice {
 	yes := true
-	return &v1alpha1.SMCRPeerSlice{
+	s := &v1alpha1.SMCRPeerSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: p.Name + "-" + strconv.Itoa(number),
 			Labels: map[string]string{v1alpha1.LabelPolicy: p.Name},
@@ -268,6 +281,10 @@ func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string) *v1alpha1.SMCR
 		},
 		Policy: p.Name, PolicyGeneration: p.Generation, Addresses: addrs,
 	}
+	if number == 0 && truncated > 0 {
+		s.Annotations = map[string]string{annotationLeftOut: strconv.Itoa(truncated)}
+	}
+	return s
 }
 
 // isSliceOf tells whether a slice of a policy's namespace is the policy's: it has the label, or a name that

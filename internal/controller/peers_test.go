@@ -288,6 +288,27 @@ func TestPlaceAddresses(t *testing.T) {
 		if got.truncated != 5 || len(got.create) != maxPeerSlices {
 			t.Errorf("%d left out of %d slices, want 5 of %d", got.truncated, len(got.create), maxPeerSlices)
 		}
+		// The first slice says how many, and no other one.
+		says := func(have []v1alpha1.SMCRPeerSlice, want int) {
+			t.Helper()
+			for i := range have {
+				s := &have[i]
+				if got := leftOut(s); isFirst(s) && got != want || !isFirst(s) && len(s.Annotations) > 0 {
+					t.Errorf("slice %s says %d, want %d; annotations %v", s.Name, got, want, s.Annotations)
+				}
+			}
+		}
+		have := carriedOut(nil, got)
+		says(have, 5)
+		if again := placeAddresses(p, have, addrs(0, maxPeerAddresses+5)); len(again.create)+len(again.update)+len(again.remove) > 0 {
+			t.Errorf("the same addresses again are written again: %d slices", len(again.update))
+		}
+		more := placeAddresses(p, have, addrs(0, maxPeerAddresses+6))
+		if len(more.update) != 1 || len(more.create)+len(more.remove) > 0 {
+			t.Errorf("%d slices updated for another one too many, want 1", len(more.update))
+		}
+		says(carriedOut(have, more), 6)
+		says(carriedOut(have, placeAddresses(p, have, addrs(0, maxPeerAddresses))), 0)
 	})
 }
 

@@ -187,9 +187,7 @@ func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, trunca
 	r.truncated[name] = truncated > 0
 	r.mu.Unlock()
 	if truncated > 0 && !told {
-		r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, "TooManyPeers", "Resolve",
-			"spec.peers.selectors stand for %d addresses more than the %d that a policy can have: narrow them, or name the pods' networks in spec.peers.cidrs",
-			truncated, maxPeerAddresses)
+		r.recorder.Eventf(obj, nil, corev1.EventTypeWarning, reasonTooManyPeers, "Resolve", "%s", tooManyPeers(truncated))
 	}
 }
 

@@ -91,7 +91,7 @@ func (r *policies) setUp(mgr ctrl.Manager) error {
 // samePeers says whether a and b are equal in what the status of their policy depends on, which
 // has the number of its peers and not their addresses.
 func samePeers(a, b *v1alpha1.SMCRPeerSlice) bool {
-	return a.Policy == b.Policy && len(a.Addresses) == len(b.Addresses) &&
+	return a.Policy == b.Policy && len(a.Addresses) == len(b.Addresses) && leftOut(a) == leftOut(b) &&
 		a.PolicyGeneration == b.PolicyGeneration && equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
 }
 
