@@ -22,7 +22,7 @@ var (
 	fuzzRounds = flag.Int("rounds", 15, "how many attacks it tries")
 )
 
-const fuzzTimeout = 90 * time.Second
+const fuzzTimeout = 5 * time.Minute
 
 // A peer makes correct rendezvous with our engine and then breaks the protocol. Beside it the kernel carries
 // connections to the same engine: they go on undisturbed, and nothing is left of the attacks.

@@ -26,8 +26,9 @@ import (
 const (
 	// optionMark selects our sockets in our cgroup.
 	optionMark = 0x7609
-	// settleTime bounds the wait for what the peer has to end.
-	settleTime = 5 * time.Second
+	// settleTime bounds the wait for what the peer has to end: longer than a link group takes to find that the peer is gone, and
+	// shorter than linkgroup.CloseTimeout, by which the stack ends connections without the peer.
+	settleTime = 45 * time.Second
 	// defaultUEID is the one that the kernel's tools suggest.
 	defaultUEID = "SMCV2-DEFAULT-UEID"
 )

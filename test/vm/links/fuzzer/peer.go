@@ -26,8 +26,10 @@ const (
 	meetTime  = 10 * time.Second // for the rendezvous
 	quietTime = 50 * time.Millisecond
 	// settleLimit is for the completions of a round, which a busy host delays.
-	settleLimit = 5 * time.Second
-	alertToken  = 0x12345678
+	settleLimit = 20 * time.Second
+	// slotTime is how long a request waits for one before it to complete: for all retries.
+	slotTime   = 10 * time.Second
+	alertToken = 0x12345678
 )
 
 // peer is one end of a link, by hand.
@@ -81,14 +83,15 @@ func (p *peer) open() (err error) {
 	return p.qp.Modify(rdma.QPAttr{State: rdma.QPInit, Access: rdma.RemoteWrite})
 }
 
-// close says nothing to the peer; all errors are about what is gone anyway.
+// close says nothing to the peer; all errors are about what is gone anyway. The queue pair goes first: one that still
+// acknowledges what the server says about the reset has it wait for an answer until its link group ends.
 func (p *peer) close() {
+	if p.ctx != nil {
+		_ = p.ctx.Close()
+	}
 	if p.tcp != nil {
 		_ = p.tcp.SetLinger(0)
 		_ = p.tcp.Close()
-	}
-	if p.ctx != nil {
-		_ = p.ctx.Close()
 	}
 }
 
@@ -172,8 +175,8 @@ func (p *peer) connect(gid rdma.GIDEntry, psn rdma.PSN) error {
 			return err
 		}
 	}
-	// Few retries: what the peer does not take for a second ends the attack.
-	return p.qp.Modify(rdma.QPAttr{State: rdma.QPRTS, SQPSN: psn, Timeout: 16, RetryCount: 3, RNRRetry: 3})
+	// Few retries: what the peer does not take for four seconds, which a busy host may take from it, ends the attack.
+	return p.qp.Modify(rdma.QPAttr{State: rdma.QPRTS, SQPSN: psn, Timeout: 18, RetryCount: 3, RNRRetry: 3})
 }
 
 func (p *peer) slot(i int) rdma.SGE {
@@ -201,7 +204,7 @@ func (p *peer) write(addr uint64, key rdma.RKey, n int) {
 }
 
 func (p *peer) post(wr rdma.SendWR) bool {
-	for end := time.Now().Add(time.Second); p.sent-p.done-p.refused >= sendSlots; {
+	for end := time.Now().Add(slotTime); p.sent-p.done-p.refused >= sendSlots; {
 		if p.poll() == 0 && time.Now().After(end) {
 			return false
 		}
