@@ -50,8 +50,9 @@ const (
 	lostTime    = 2 * time.Second
 )
 
-// refusedTime is for two tries to get another link: after one second and after two more.
-const refusedTime = 15 * time.Second
+// refusedTime is for two tries to get another link. They come 1, 2, 4 and so on seconds apart, and the first ones
+// may be over when the counter begins.
+const refusedTime = 2 * time.Minute
 
 func TestLinks(t *testing.T) {
 	l := lab.ForTest(t, lab.Config{})
@@ -169,9 +170,7 @@ func (b *bed) testRefused(t *testing.T, e role, devices string) {
 // startWithOne is start where the kernel has one device, and ours more: the links share the
 // kernel's. restore gives the kernel its other device back.
 func (b *bed) startWithOne(t *testing.T, p plan) (r *round, restore func()) {
-	ctx, cancel := context.WithTimeout(t.Context(), changeTimeout)
-	defer cancel()
-	if err := b.kernel.RemoveRXE(ctx, 1); err != nil {
+	if err := b.kernel.RemoveRXE(limited(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	restore = sync.OnceFunc(func() {
@@ -227,7 +226,7 @@ func (r *round) setLink(of *lab.Guest, up bool) {
 // the other side. The one that sends notices by the acknowledgements that are missing,
 // or by TEST LINK.
 func (b *bed) testBlackhole(t *testing.T, e role, devices string) {
-	r := b.start(t, plan{engine: e, devices: devices, do: "drip:every=2ms:for=80s"})
+	r := b.start(t, plan{engine: e, devices: devices, do: drips})
 	history := []string{"SYMMETRIC"}
 	r.awaitOurs(history...)
 	r.awaitGroup("SYMMETRIC", "rxe0", "rxe1")
@@ -281,7 +280,7 @@ func counted(t *testing.T, of *lab.Guest, table string) (n int) {
 // the link up, the kernel hears of that late, and what it goes on to send until then
 // may not end the other link.
 func (b *bed) testGivenUp(t *testing.T, e role, devices string) {
-	r, _ := b.startWithOne(t, plan{engine: e, devices: devices, do: "drip:every=2ms:for=80s"})
+	r, _ := b.startWithOne(t, plan{engine: e, devices: devices, do: drips})
 	shell := func(script string) {
 		t.Helper()
 		if _, err := b.kernel.Shell(context.Background(), script); err != nil {
@@ -309,26 +308,24 @@ func (b *bed) testDeviceRemoved(t *testing.T, e role, devices string) {
 	r := b.start(t, plan{engine: e, devices: devices, broken: true})
 	r.awaitOurs("SYMMETRIC")
 	r.awaitGroup("SYMMETRIC", "rxe0", "rxe1")
-	ctx, cancel := context.WithTimeout(t.Context(), changeTimeout)
-	defer cancel()
-	if err := b.kernel.RemoveRXE(ctx, 1); err != nil {
+	if err := b.kernel.RemoveRXE(limited(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	r.note("rxe1 is gone")
 	r.awaitOurs("SYMMETRIC", "SINGLE")
-	if err := b.kernel.AddRXE(ctx, 1); err != nil {
+	if err := b.kernel.AddRXE(limited(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	r.note("rxe1 is back")
 	r.awaitGroup("SYMMETRIC", "rxe0", "rxe1")
 	r.wantAlive()
-	if err := b.kernel.RemoveRXE(ctx, 0, 1); err != nil {
+	if err := b.kernel.RemoveRXE(limited(t), 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	r.note("both are gone")
 	ours, _ := r.wait()
 	r.wantEnds(ours)
-	if err := b.kernel.AddRXE(ctx, 0, 1); err != nil {
+	if err := b.kernel.AddRXE(limited(t), 0, 1); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -355,12 +352,10 @@ func (b *bed) testUnloaded(t *testing.T, devices string) {
 	if k := b.ask(t); len(k.Groups) != 1 {
 		t.Errorf("the kernel has the link groups %+v, want one that is idle", k.Groups)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), changeTimeout)
-	defer cancel()
-	if _, err := b.kernel.Run(ctx, "rmmod", "smc_diag"); err != nil {
+	if _, err := b.kernel.Run(limited(t), "rmmod", "smc_diag"); err != nil {
 		t.Fatal(err)
 	}
-	for { // a socket that has just gone may still hold the module
+	for ctx := limited(t); ; { // a socket that has just gone may still hold the module
 		_, err := b.kernel.Run(ctx, "rmmod", "smc")
 		if err == nil {
 			break
@@ -372,7 +367,7 @@ func (b *bed) testUnloaded(t *testing.T, devices string) {
 	}
 	r.note("the module is gone")
 	r.awaitDead("peer deleted the link group")
-	if err := drive.SetUpSMC(ctx, b.kernel, 0, 1); err != nil {
+	if err := drive.SetUpSMC(limited(t), b.kernel, 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	b.testLinkTime(t)
