@@ -55,8 +55,13 @@ func (b *bed) testGroupLimits(t *testing.T, r role) {
 	const conns = 20
 	var groups []smcnl.Group
 	p := plan{
-		engine: r, do: "hold:for=500ms", dial: "-conns 20", ours: "-links 1 -conns-per-group 16",
-		during: func(t *testing.T, _ *round) { groups = b.ask(t).Groups },
+		engine: r, do: "hold", dial: "-conns 20", ours: "-links 1 -conns-per-group 16",
+		during: func(t *testing.T, r *round) {
+			groups = b.ask(t).Groups
+			if err := r.client.Enough(); err != nil {
+				t.Error(err)
+			}
+		},
 	}
 	got := b.play(t, p)
 	got.wantSMCR(t, p, conns)

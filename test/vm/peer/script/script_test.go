@@ -128,6 +128,39 @@ func TestDial_endsWithItsContext(t *testing.T) {
 	})
 }
 
+// A connection that only waits does so until its time is over, or until it is enough.
+func TestDial_holdsUntilItIsEnough(t *testing.T) {
+	for name, tt := range map[string]struct {
+		text string
+		want float64 // milliseconds
+	}{
+		"its time":  {"hold:for=300ms", 300},
+		"is enough": {"hold", 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := net.Pipe()
+				served := make(chan report.Conn, 1)
+				go func() { served <- Serve(t.Context(), pipeConn{b}) }()
+				s, err := Parse(tt.text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				enough := make(chan struct{})
+				s.Enough = enough
+				time.AfterFunc(time.Second, func() { close(enough) })
+				r := Dial(t.Context(), pipeConn{a}, s, nil)
+				if r.Err != "" || r.End != report.EndOpen || r.TookMS != tt.want {
+					t.Errorf("%+v, want an open end after %.0f ms", r, tt.want)
+				}
+				if r := <-served; r.Err != "" || r.End != report.EndEOF {
+					t.Errorf("the server's end: %+v", r)
+				}
+			})
+		})
+	}
+}
+
 func TestReport_check(t *testing.T) {
 	if err := (&report.Report{}).Check(); err == nil {
 		t.Error("a report without an end is in order")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -298,7 +299,19 @@ func holdClient(r *run) error {
 	if r.ctx.Err() != nil {
 		_ = r.c.SetDeadline(time.Unix(1, 0)) // the context's call came before ours
 	}
-	if err := r.awaitEnd(); err != nil {
+	over := make(chan struct{})
+	var early sync.WaitGroup
+	early.Go(func() {
+		select {
+		case <-r.spec.Enough:
+			_ = r.c.SetDeadline(time.Unix(1, 0))
+		case <-over:
+		}
+	})
+	err := r.awaitEnd()
+	close(over)
+	early.Wait()
+	if err != nil {
 		return err
 	}
 	if r.r.End == report.EndTimeout {
