@@ -23,10 +23,10 @@ import (
 const (
 	port = 5000
 	// roundTimeout ends a round that hangs.
-	roundTimeout = 90 * time.Second
+	roundTimeout = 6 * time.Minute
 	// endTimeout is for what a kernel does after the programs have ended:
 	// its part in the end of connections and link groups.
-	endTimeout = 20 * time.Second
+	endTimeout = 90 * time.Second
 )
 
 // bed is two guests: the kernel's side and ours.

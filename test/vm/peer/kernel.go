@@ -90,7 +90,7 @@ func (c kernelConn) Abort() error {
 }
 
 // endStateTime bounds the wait for the state after the end of a stream.
-const endStateTime = 2 * time.Second
+const endStateTime = 20 * time.Second
 
 // EndState is the socket's state after the end of its stream. A reader may see the end
 // before the kernel's worker has changed the state.

@@ -81,7 +81,7 @@ type options struct {
 
 func (o *options) register(f *flag.FlagSet) {
 	f.StringVar(&o.stack, "stack", "engine", "engine, kernel or tcp")
-	f.DurationVar(&o.timeout, "timeout", time.Minute, "limit for one script on all its connections")
+	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "limit for one script on all its connections")
 	o.engine.register(f)
 	o.kernel.register(f)
 }

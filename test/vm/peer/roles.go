@@ -66,7 +66,7 @@ func (s *server) register(f *flag.FlagSet) {
 	s.options.register(f)
 	f.StringVar(&s.address, "listen", "", "address and port")
 	f.IntVar(&s.count, "count", 0, "end after so many connections; 0: by a signal")
-	f.DurationVar(&s.grace, "grace", 2*time.Second, "how long connections may go on after the signal")
+	f.DurationVar(&s.grace, "grace", 20*time.Second, "how long connections may go on after the signal")
 }
 
 // errStopped ends connections that a signal has caught.
