@@ -18,7 +18,7 @@ import (
 const (
 	suite = "github.com/smcr-io/kube-smcr/test/vm/rocev2/suite"
 	// suiteTimeout bounds one call of its program.
-	suiteTimeout = 2 * time.Minute
+	suiteTimeout = 8 * time.Minute
 	// softNS is the network namespace of the software device in the second guest.
 	softNS = "soft"
 )
