@@ -307,7 +307,7 @@ func (n *node) startRedis(t *testing.T, port int) {
 		pid=/run/redis-%[2]s-%[1]d.pid
 		if [ -e $pid ]; then kill $(cat $pid); while %[3]sss -Hltn "sport = :%[1]d" | grep -q .; do sleep 0.1; done; fi
 		cd /tmp; %[4]s >/run/redis-%[2]s-%[1]d.log 2>&1 </dev/null & echo $! >$pid
-		for i in $(seq 100); do %[3]sss -Hltn "sport = :%[1]d" | grep -q . && exit 0; sleep 0.1; done; exit 1`,
+		until %[3]sss -Hltn "sport = :%[1]d" | grep -q .; do kill -0 $!; sleep 0.1; done`,
 		port, n.pod, n.net(), n.in(fmt.Sprintf(`redis-server --port %d --bind 0.0.0.0 --save "" --protected-mode no`, port))))
 }
 

@@ -39,7 +39,7 @@ func TestKernelPath(t *testing.T) {
 }
 
 // programPatience is for all tests of internal/kernelpath, one after the other, some 40 s where nobody else works.
-const programPatience = 5 * time.Minute
+const programPatience = 10 * time.Minute
 
 // program runs the tests of internal/kernelpath. They end in time in the guest itself: what goes on there would disturb
 // those that come next.

@@ -87,7 +87,7 @@ func (b *bed) revoked(t *testing.T) {
 		n.awaitPeers(t, stuck)
 	}
 	b.server.sh(t, b.server.inPod(fmt.Sprintf("socat -u TCP4-LISTEN:%d,reuseaddr,fork EXEC:'sleep 600'", stuck))+` >/run/stuck.log 2>&1 </dev/null &
-		for i in $(seq 100); do nsenter --net=/run/netns/server ss -Hltn "sport = :`+strconv.Itoa(stuck)+`" | grep -q . && exit 0; sleep 0.1; done; exit 1`)
+		until nsenter --net=/run/netns/server ss -Hltn "sport = :`+strconv.Itoa(stuck)+`" | grep -q .; do kill -0 $!; sleep 0.1; done`)
 	before := b.client.counters(t)
 	b.hold(t, "idle", fmt.Sprintf("socat PIPE TCP4:%s:%d", b.server.addr, selected))
 	// Two that wait for room: in write, for ten minutes if they close, and in epoll.

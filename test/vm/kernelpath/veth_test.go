@@ -118,16 +118,17 @@ func (b *vethBed) load(t *testing.T) (stop func(t *testing.T)) {
 	t.Helper()
 	cli := fmt.Sprintf("redis-cli -h %s -p %d", b.server.addr, unselected)
 	for n, by := range map[*node][]string{b.server: {cli}, b.client: {cli, b.client.inPod(cli)}} {
-		n.sh(t, "rm -f /run/load-*; touch /run/load")
+		n.sh(t, "rm -f /run/load-*; mkdir -p /run/loads; touch /run/load")
 		for i, command := range by {
-			n.sh(t, fmt.Sprintf(`(while [ -e /run/load ]; do echo PING; sleep 0.01; done | %[1]s >/run/load-long-%[2]d 2>&1) </dev/null >/dev/null 2>&1 &
-				(while [ -e /run/load ]; do timeout 20 %[1]s PING; sleep 0.1; done >/run/load-short-%[2]d 2>&1) </dev/null >/dev/null 2>&1 &`, command, i))
+			n.sh(t, fmt.Sprintf(`touch /run/loads/long-%[2]d /run/loads/short-%[2]d
+				(trap 'rm /run/loads/long-%[2]d' EXIT; while [ -e /run/load ]; do echo PING; sleep 0.01; done | %[1]s >/run/load-long-%[2]d 2>&1) </dev/null >/dev/null 2>&1 &
+				(trap 'rm /run/loads/short-%[2]d' EXIT; while [ -e /run/load ]; do timeout 20 %[1]s PING; sleep 0.1; done >/run/load-short-%[2]d 2>&1) </dev/null >/dev/null 2>&1 &`, command, i))
 		}
 	}
 	return func(t *testing.T) {
 		t.Helper()
 		for n, files := range map[*node]int{b.server: 2, b.client: 4} {
-			out := n.sh(t, "rm /run/load; sleep 2; for f in /run/load-*; do echo $f $(sort $f | uniq -c | sort -rn); done")
+			out := n.sh(t, "rm /run/load; while ls /run/loads | grep -q .; do sleep 0.1; done; for f in /run/load-*; do echo $f $(sort $f | uniq -c | sort -rn); done")
 			t.Logf("%s: answers: %s", n.Name(), out)
 			if all := regexp.MustCompile(`(?m)^\S+ [0-9]+ PONG$`).FindAllString(out, -1); len(all) != files {
 				t.Errorf("%s: TCP connections were disturbed: %s", n.Name(), out)

@@ -20,6 +20,8 @@ const (
 	timeout = 500 * time.Millisecond
 	// atOnce bounds what ought to be there without waiting, for a slow peer.
 	atOnce = 3 * time.Second
+	// wakeTime bounds the wake of a thread that waits in accept: a machine may stand still meanwhile.
+	wakeTime = 10 * time.Second
 )
 
 // connects are trials of how connections are made.
@@ -287,7 +289,7 @@ func (p *Prober) wakeAccept() (string, error) {
 	case err := <-woken:
 		accepted, err := nameOfError(err)
 		return fmt.Sprintf("shutdown: %s; accept: %s", shut, accepted), err
-	case <-time.After(atOnce):
+	case <-time.After(wakeTime):
 	}
 	// A connection wakes it.
 	c, err := p.open(unix.AF_INET, 0)

@@ -14,7 +14,7 @@ import (
 
 const (
 	// patience bounds what is waited for: a peer in a guest is slow.
-	patience = 20 * time.Second
+	patience = time.Minute
 	// pollEvery is the pause between two looks.
 	pollEvery = 10 * time.Millisecond
 )
