@@ -123,8 +123,10 @@ func (p *pod) awaitLinks(redundancy string, links int) agentapi.LinkGroup {
 func (p *pod) serve(port int, command string) {
 	p.t.Helper()
 	p.node.sh(p.t, fmt.Sprintf(`ip netns exec %[1]s %[2]s >/run/%[1]s-%[3]d.log 2>&1 </dev/null &
-		for i in $(seq 100); do ip netns exec %[1]s ss -Hltn "sport = :%[3]d" | grep -q . && exit 0; sleep 0.2; done
-		cat /run/%[1]s-%[3]d.log; exit 1`, p.name, command, port))
+		until ip netns exec %[1]s ss -Hltn "sport = :%[3]d" | grep -q .; do
+			kill -0 $! || { cat /run/%[1]s-%[3]d.log; exit 1; }
+			sleep 0.2
+		done`, p.name, command, port))
 }
 
 // traffic: two pods on each node have two VFs each, on two PFs. Their unmodified
