@@ -126,8 +126,9 @@ type Config struct {
 	Route func(src, dst netip.Addr) (clc.Route, error)
 	// Dialects limits the wire dialects. Default DialectsBoth.
 	Dialects DialectSet
-	// Prefixes are the IP prefixes of the interface that TCP uses; version 1
-	// needs one in common with the peer (RFC 7609 3.5.1.2). Empty: the
+	// Prefixes are the addresses of the interface that TCP uses, with the
+	// length of their prefix; version 1 needs one in the peer's subnet
+	// (RFC 7609 3.5.1.2). Empty: the
 	// stack derives them from the connection's local address (/24 and /64)
 	// unless AnyPrefix is set.
 	Prefixes []netip.Prefix

@@ -37,6 +37,9 @@ func KnownRMBs(s *Stack) (known, all int) {
 // PeerIDFor returns the peer ID under which the peer with an address knows a stack.
 func PeerIDFor(s *Stack, a netip.Addr) clc.PeerID { return s.peerIDFor(a) }
 
+// PrefixesFor returns our addresses, with their prefixes, for a connection of an address.
+func PrefixesFor(s *Stack, a netip.Addr) []netip.Prefix { return s.prefixes(a) }
+
 // RMBToken returns what the peer needs to write into a connection's receive buffer.
 func RMBToken(c *Conn) (rdma.RKey, uint64) {
 	c.stack.lock()

@@ -41,12 +41,13 @@ func (s *Stack) offer(peer netip.Addr) (offered uint8, o clc.Offer) {
 	return r.index, clc.Offer{GID: r.gids.v1.GID, MAC: r.gids.v1.MAC, GIDv2: r.gids.v2.GID}
 }
 
-// prefixes returns our subnets of the address's family that contain it.
+// prefixes returns our addresses in subnets that contain an address, with the length of their prefix: of IPv6 a peer looks for
+// an address of ours in its own subnet, which may be a part of ours.
 func (s *Stack) prefixes(a netip.Addr) []netip.Prefix {
 	var ps []netip.Prefix
 	for _, p := range s.cfg.Prefixes {
 		if p.Contains(a) {
-			ps = append(ps, p.Masked())
+			ps = append(ps, p)
 		}
 	}
 	if len(ps) > 0 {
@@ -56,11 +57,10 @@ func (s *Stack) prefixes(a netip.Addr) []netip.Prefix {
 	if a.Is4() {
 		bits = 24
 	}
-	p, err := a.Prefix(bits)
-	if err != nil {
-		return nil // an address that is not valid has no prefix
+	if !a.IsValid() {
+		return nil
 	}
-	return []netip.Prefix{p}
+	return []netip.Prefix{netip.PrefixFrom(a, bits)}
 }
 
 func addrOf(a net.Addr) netip.Addr {

@@ -103,6 +103,27 @@ func TestStack_versions(t *testing.T) {
 	}
 }
 
+// TestSection3_5_1_2_PartOfSubnet: of IPv6 the peer's subnet may be a part of ours, if our address is in that part.
+func TestSection3_5_1_2_PartOfSubnet(t *testing.T) {
+	for _, tt := range []struct {
+		ours, local, theirs string
+		want                bool
+	}{
+		{"fd00:1:2:3::5/48", "fd00:1:2:3::5", "fd00:1:2:3::/64", true},
+		{"fd00:1:2:3::5/48", "fd00:1:2:3::5", "fd00:1:2:4::/64", false},
+		{"fd00:1:2:3::5/48", "fd00:1:2:3::5", "fd00:1:2:3::5/128", true},
+		{"", "fd00:1:2:3::5", "fd00:1:2:3::4/126", true}, // ours is not known
+		{"", "fd00:1:2:3::5", "fd00:1:2:4::/64", false},
+	} {
+		s := newStack(t, newFakeFabric().device("s", 1), side{subnet: tt.ours}.edit(t))
+		local := netip.MustParseAddr(tt.local)
+		p := clc.Proposal{IPv6: clc.ListOf(netip.MustParsePrefix(tt.theirs))}
+		if got := p.MatchesPrefix(local, smcr.PrefixesFor(s, local)); got != tt.want {
+			t.Errorf("%+v: %t", tt, got)
+		}
+	}
+}
+
 // A link group belongs to one version: a peer that comes with the other one
 // later gets a group of its own, and both live.
 func TestStack_groupsOfBothVersions(t *testing.T) {
