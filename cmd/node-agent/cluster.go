@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agent"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/kube"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // pluginName is the CNI plugin's program, which is in the directory of the agent's program.
@@ -28,25 +28,10 @@ type runner func(context.Context, agent.Config) error
 
 // thisMachine are the values of this machine that a configuration may refer to.
 func thisMachine(inCluster bool, getenv func(string) string) (config.Machine, error) {
-	m := config.Machine{Cluster: inCluster, Interfaces: map[string][]netip.Addr{}}
-	ifs, err := net.Interfaces()
-	if err != nil {
-		return m, fmt.Errorf("network interfaces: %w", err)
-	}
-	for _, i := range ifs {
-		addrs, err := i.Addrs()
-		if err != nil {
-			continue // the interface is gone
-		}
-		for _, a := range addrs {
-			p, err := netip.ParsePrefix(a.String())
-			if err == nil && !p.Addr().IsLinkLocalUnicast() {
-				m.Interfaces[i.Name] = append(m.Interfaces[i.Name], p.Addr().Unmap())
-			}
-		}
-	}
-	if !inCluster {
-		return m, nil
+	m := config.Machine{Cluster: inCluster}
+	var err error
+	if m.Interfaces, err = linux.LastingAddresses(); err != nil || !inCluster {
+		return m, err
 	}
 	if m.Name = getenv("NODE_NAME"); m.Name == "" {
 		return m, errors.New("NODE_NAME is not in the environment: set it to spec.nodeName of the agent's pod")
