@@ -123,7 +123,7 @@ func choose(all []rnic, was vethRNIC) (rnic, error) {
 }
 
 // networkOf is the network that an address of ours is for: that of private use which has a in it, so that one is enough for all pods of a
-// cluster, and the address behind its last one, to which the kernel makes a route of broadcasts, is no pod's.
+// cluster.
 func networkOf(a netip.Addr) netip.Prefix {
 	for _, text := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"} {
 		if p := netip.MustParsePrefix(text); p.Contains(a) {
@@ -390,13 +390,10 @@ func (v *Veths) apply(host *linux.NetNS, rec *vethRecord) error {
 	return errors.Join(err, v.removeInets(host, wanted, rec), setPNet(rec, i >= 0 && all[i].pnet == ""), linux.SetShadows(host, rec.addresses()))
 }
 
-// addInets gives the RNIC's interface the addresses that it does not have.
+// addInets gives the RNIC's interface the addresses that it does not have, and looks after those that it has.
 func (v *Veths) addInets(host *linux.NetNS, r *rnic, wanted []linux.Inet, rec *vethRecord) error {
 	for _, i := range wanted {
-		if slices.Contains(r.inets, i) {
-			continue
-		}
-		if !slices.Contains(rec.RNIC.Inets, i) {
+		if !slices.Contains(r.inets, i) && !slices.Contains(rec.RNIC.Inets, i) {
 			rec.RNIC.Inets = append(slices.Clone(rec.RNIC.Inets), i)
 			if err := v.write(rec); err != nil {
 				return err

@@ -99,19 +99,50 @@ func Inets(ns *NetNS, index int) (name string, all []Inet, err error) {
 	return name, all, nil
 }
 
-// AddInet gives an interface a point-to-point address, without a route to the peer's network.
+// AddInet gives an interface a point-to-point address, without a route to the peer's network, or to an address of
+// that. Where the address is there already, the routes go that the kernel made since, as the interface came up again.
 func AddInet(ns *NetNS, index int, a Inet) error {
-	err := withHandle(ns, func(h *netlink.Handle) error {
-		err := h.AddrAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, peerAddr(a))
-		if errors.Is(err, unix.EEXIST) {
-			return nil
-		}
-		return err
-	})
+	_, others, err := Inets(ns, index)
+	if err == nil {
+		err = withHandle(ns, func(h *netlink.Handle) error {
+			err := h.AddrAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index}}, peerAddr(a))
+			if err != nil && !errors.Is(err, unix.EEXIST) {
+				return err
+			}
+			return dropBroadcasts(h, index, a, slices.DeleteFunc(others, func(o Inet) bool { return o == a || o.Local != a.Local }))
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("give interface %d of %s the address %v for %v: %w", index, ns, a.Local, a.Net, err)
 	}
 	return nil
+}
+
+// dropBroadcasts deletes the routes of broadcasts that the kernel makes with an address to the last one of its network, and
+// before Linux 5.18 to the first one: in a peer's network that may be a pod's. A route that is the same address's in another
+// network, too, stays.
+func dropBroadcasts(h *netlink.Handle, index int, a Inet, others []Inet) error {
+	for _, to := range broadcastsOf(a.Net) {
+		if slices.ContainsFunc(others, func(o Inet) bool { return slices.Contains(broadcastsOf(o.Net), to) }) {
+			continue
+		}
+		err := h.RouteDel(&netlink.Route{
+			LinkIndex: index, Dst: hostNet(to), Src: a.Local.AsSlice(), Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_BROADCAST, Scope: netlink.SCOPE_LINK,
+		})
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("delete the route of broadcasts to %v: %w", to, err)
+		}
+	}
+	return nil
+}
+
+// broadcastsOf are the first and the last address of a network that has addresses beside them.
+func broadcastsOf(p netip.Prefix) []netip.Addr {
+	if p.Bits() > 30 {
+		return nil
+	}
+	r := prefixRange(p)
+	return []netip.Addr{r.first, r.last}
 }
 
 // RemoveInet takes back AddInet. It is no error if there is no such address, or interface.

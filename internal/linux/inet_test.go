@@ -3,6 +3,7 @@
 package linux
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // withAddrs makes a veth, or a bridge, with addresses.
@@ -89,6 +91,54 @@ func TestAddInet(t *testing.T) {
 		must(own)
 	}
 	mustDo(t, RemoveInet(ns, index+100, ours))
+}
+
+// An address of ours is for a network any address of which may be a pod's: none is one of broadcasts, not when the interface has come up
+// again, either. Those of the interface's own network are.
+func TestAddInet_noBroadcast(t *testing.T) {
+	ns := newNS(t)
+	index := withAddrs(t, ns, &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br0"}}, "10.1.0.1/24", "192.168.255.1/24")
+	check := func(when string) {
+		t.Helper()
+		var got []string
+		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
+			routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_BROADCAST},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+			for _, r := range routes {
+				if ones := r.Dst.IP.To4(); ones[3] == 255 { // older kernels have more
+					got = append(got, r.Dst.IP.String())
+				}
+			}
+			return err
+		})())
+		slices.Sort(got)
+		if want := []string{"10.1.0.255", "192.168.255.255"}; !slices.Equal(got, want) {
+			t.Errorf("%s: routes of broadcasts to %v, want %v", when, got, want)
+		}
+	}
+	check("before")
+	ours := []Inet{
+		{netip.MustParseAddr("10.1.0.1"), netip.MustParsePrefix("10.0.0.0/8")},
+		{netip.MustParseAddr("10.1.0.1"), netip.MustParsePrefix("203.0.113.0/24")},
+		// The last address is that of the interface's own network, too.
+		{netip.MustParseAddr("10.1.0.1"), netip.MustParsePrefix("192.168.0.0/16")},
+		{netip.MustParseAddr("192.168.255.1"), netip.MustParsePrefix("192.168.0.0/16")},
+	}
+	for _, when := range []string{"added", "up again"} {
+		for _, a := range ours {
+			mustDo(t, AddInet(ns, index, a))
+		}
+		check(when)
+		mustDo(t, inNetlink(ns, func(h *netlink.Handle) error {
+			l, err := h.LinkByIndex(index)
+			return errors.Join(err, h.LinkSetDown(l), h.LinkSetUp(l))
+		})())
+	}
+	for _, a := range ours {
+		mustDo(t, AddInet(ns, index, a))
+		mustDo(t, RemoveInet(ns, index, a))
+	}
+	check("removed")
 }
 
 func TestRoCEv2GIDs(t *testing.T) {
