@@ -59,7 +59,7 @@ func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 			return fmt.Errorf("find interface %s in %s: %w", ifName, ns, err)
 		}
 		if slices.ContainsFunc(c.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-			if err := allowIPv6(ifName); err != nil {
+			if err := errors.Join(allowIPv6(ifName), allowIPv6("lo")); err != nil {
 				return err
 			}
 		}
@@ -201,7 +201,8 @@ func (r InterfaceRoute) route(link int) *netlink.Route {
 }
 
 // allowIPv6 switches IPv6 on for an interface of the thread's namespace. Container
-// runtimes switch IPv6 off in the pods of clusters that have IPv4 only.
+// runtimes switch IPv6 off in the pods of clusters that have IPv4 only, on loopback, too, where
+// a pod reaches its own addresses.
 func allowIPv6(ifName string) error {
 	name := "net/ipv6/conf/" + ifName + "/disable_ipv6"
 	b, err := os.ReadFile("/proc/sys/" + name)

@@ -25,10 +25,20 @@ func podIPs() InterfaceIPs {
 	}
 }
 
+// servedAt connects to a listener at an own address of the namespace.
+func servedAt(t *testing.T, ns *NetNS, a netip.Addr) string {
+	t.Helper()
+	l := listen(t, ns, nil, a, 0)
+	answer(t, l, "own address")
+	return served(t, ns, nil, addrOf(l))
+}
+
 func TestSetInterfaceIPs(t *testing.T) {
 	pod := newNS(t)
 	joinNS(t, pod, newNS(t))
-	giveSysctl(t, pod, "net/ipv6/conf/eth0/disable_ipv6", "1")
+	for _, name := range []string{"eth0", "lo"} {
+		giveSysctl(t, pod, "net/ipv6/conf/"+name+"/disable_ipv6", "1")
+	}
 	mustDo(t, inNetlink(pod, func(h *netlink.Handle) error {
 		l, err := h.LinkByName("eth0")
 		if err != nil {
@@ -41,6 +51,7 @@ func TestSetInterfaceIPs(t *testing.T) {
 		mustDo(t, SetInterfaceIPs(pod, "eth0", c))
 		mustDo(t, CheckInterfaceIPs(pod, "eth0", c))
 	}
+	want(t, servedAt(t, pod, c.Addresses[1].Addr()), "own address")
 	for _, tt := range []struct {
 		name, want string
 		change     func(*InterfaceIPs)
