@@ -263,7 +263,7 @@ func (r *ruleset) build(cfg RedirectConfig, c content) {
 	if cfg.Hold != nil {
 		r.hold(cfg, &s, c.silent)
 	} else {
-		r.outbound(cfg, &s)
+		r.outbound(cfg, &s, c.silent)
 	}
 	r.inbound(cfg, &s)
 	r.doors(cfg, c.silent)
@@ -312,13 +312,22 @@ func outboundChain() nftables.Chain {
 
 // outbound diverts the application's connections to selected destinations to the agent's
 // listener. Only a SYN is diverted: connection tracking may see a connection that exists for the first time,
-// because the table is new, and another packet of it would meet a listener that resets it.
-func (r *ruleset) outbound(cfg RedirectConfig, s *sets) {
+// because the table is new, and another packet of it would meet a listener that resets it. A family without a listener is
+// refused, or with silent dropped.
+func (r *ruleset) outbound(cfg RedirectConfig, s *sets, silent bool) {
 	to := r.chain(nftables.Chain{Name: chainOutboundTo})
 	out := r.chain(outboundChain())
 	r.rule(out, append(s.outbound(cfg), synOnly(), goTo(to))...)
 	r.whenCaught(to, cfg, s)
+	var refuse expr.Any = &expr.Reject{Type: unix.NFT_REJECT_TCP_RST}
+	if silent {
+		refuse = &expr.Verdict{Kind: expr.VerdictDrop}
+	}
 	for i, is4 := range bothFamilies {
+		if !is4 && cfg.IPv4Only {
+			r.rule(to, s.selected(i, is4), []expr.Any{&expr.Counter{}, refuse})
+			continue
+		}
 		r.rule(to, s.selected(i, is4), []expr.Any{
 			&expr.Counter{},
 			&expr.Immediate{Register: regA, Data: be16(cfg.OutboundPort)},
@@ -361,6 +370,9 @@ func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 	r.rule(in, append(match, goTo(to))...)
 	r.rule(to, fromLinkLocal(), counted(expr.VerdictReturn))
 	for i, is4 := range bothFamilies {
+		if !is4 && cfg.IPv4Only {
+			continue
+		}
 		if s.except[i] != nil {
 			r.rule(to, loadSource(is4), lookup(reg32Base, s.except[i], false), loadPort(regA), lookup(regA, s.always, true), counted(expr.VerdictReturn))
 		}

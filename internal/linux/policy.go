@@ -35,11 +35,16 @@ type RedirectConfig struct {
 	// writes the option does not know this mark.
 	PlainMark uint32
 	// OutboundPort is where the agent listens for diverted connections of the
-	// application, on 127.0.0.1 and ::1 of the pod's namespace.
+	// application, on 127.0.0.1 and, unless IPv4Only, ::1 of the pod's namespace.
 	OutboundPort uint16
 	// InboundPort is where the agent's transparent listener waits for
-	// diverted connections from the network, on 127.0.0.1 and ::1.
+	// diverted connections from the network, on 127.0.0.1 and, unless IPv4Only, ::1.
 	InboundPort uint16
+	// IPv4Only says that the agent listens on 127.0.0.1 only, as the namespace has no IPv6 on
+	// loopback. Then no IPv6 connection can be diverted: those to destinations in Outbound are
+	// refused, unless Hold leaves the verdict to the agent, and those from the network go to
+	// the application.
+	IPv4Only bool
 	// Outbound selects the destinations. None: nothing is diverted.
 	Outbound []OutboundRule
 	// InboundAll diverts SYNs with the option to every port, otherwise only

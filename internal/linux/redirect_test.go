@@ -441,6 +441,28 @@ func boundTo(a netip.AddrPort) Control {
 	}
 }
 
+// TestRedirect_ipv4Only: without a listener for IPv6, connections of IPv6 to where the agent carries them are refused, and the
+// others, and those of IPv4, are as ever. An update ends that when the listener is there.
+func TestRedirect_ipv4Only(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			var cfg RedirectConfig
+			pod, r, dst := outbound(t, f, func(c *RedirectConfig) {
+				c.IPv4Only = true
+				c.Outbound[0].Ports = []PortRange{{First: 1, Last: 1}}
+				cfg = *c
+			})
+			want(t, served(t, pod, nil, dst), "server")
+			cfg.Outbound = []OutboundRule{{Prefix: f.all()}}
+			mustDo(t, r.Update(cfg))
+			want(t, served(t, pod, nil, dst), map[bool]string{true: "agent", false: "refused"}[f.pod.Is4()])
+			cfg.IPv4Only = false
+			mustDo(t, r.Update(cfg))
+			want(t, served(t, pod, nil, dst), "agent")
+		})
+	}
+}
+
 // TestRedirect_silentDoors: where the kernel cannot refuse connections, those to the
 // agent's listeners are dropped, and diverted ones work.
 func TestRedirect_silentDoors(t *testing.T) {
