@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,20 +20,54 @@ import (
 // listenerSet are the listeners of one pod for one direction: one for IPv4 and, where the pod has
 // it, one for IPv6, on the same port.
 type listenerSet struct {
-	dir       agentapi.Direction // of the connections that are diverted to them
-	port      uint16
-	listeners []*net.TCPListener
+	dir  agentapi.Direction // of the connections that are diverted to them
+	port uint16
+	// control and wanted are what the listeners were opened with.
+	control linux.Control
+	wanted  uint16
 	// dst returns the destination that a connection had before it was diverted; the error is
 	// linux.ErrNotRedirected if the connection was not diverted. handle carries the connection
 	// there, and owns the reservation.
 	dst    func(*net.TCPConn) (netip.AddrPort, error)
 	handle func(context.Context, *net.TCPConn, netip.AddrPort, *reservation)
 	// progress is when the accept loop of each listener last came round, in nanoseconds since the
-	// agent's start.
+	// agent's start; 0: there is no loop.
 	progress []atomic.Int64
+
+	mu        sync.Mutex // guards what is below
+	listeners []*net.TCPListener
+	closed    bool
+}
+
+// lacksIPv6 reports whether the only listener is the one for IPv4.
+func (set *listenerSet) lacksIPv6() bool {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	return len(set.listeners) == 1
+}
+
+// add enters a listener that came later. It returns false, and closes the listener, if the set was closed.
+func (set *listenerSet) add(l *net.TCPListener) bool {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	if set.closed {
+		_ = l.Close() // nothing was accepted
+		return false
+	}
+	set.listeners = append(set.listeners, l)
+	return true
+}
+
+func (set *listenerSet) listener(i int) *net.TCPListener {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	return set.listeners[i]
 }
 
 func (set *listenerSet) close() error {
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	set.closed = true
 	var errs []error
 	for _, l := range set.listeners {
 		if err := l.Close(); !errors.Is(err, net.ErrClosed) {
@@ -57,7 +92,7 @@ type acceptor struct {
 }
 
 func (px *proxy) accept(set *listenerSet, i int) {
-	a := &acceptor{proxy: px, set: set, listener: set.listeners[i], progress: &set.progress[i]}
+	a := &acceptor{proxy: px, set: set, listener: set.listener(i), progress: &set.progress[i]}
 	a.loop()
 }
 

@@ -516,6 +516,9 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(agentapi.CodeBudgetSource, "plain TCP: %s", agentapi.CodeBudgetSource.Text())
 	case dir == agentapi.Outbound && !d.Required && a.holds.on && a.attached(dst.Addr()):
 		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
+	case pod.pod.proxy.lacks(peer.Addr()):
+		how := map[bool]string{true: "refused", false: "plain TCP"}[d.Required && dir == agentapi.Outbound]
+		say(agentapi.CodeUndiverted, "%s: %s", how, noIPv6Detail)
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
 		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset", agentapi.ModeEnded: "ended", agentapi.ModeConnecting: "never connected"}[last.Mode]

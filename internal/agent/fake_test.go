@@ -70,8 +70,9 @@ type fakePod struct {
 	// answer.
 	silent chan struct{}
 
-	ports []uint16 // of the listeners, in order: outbound, inbound
-	redir *fakeRedirect
+	noIPv6 bool     // there are no listeners for IPv6; guarded by the kernel's lock
+	ports  []uint16 // of the listeners, in order: outbound, inbound
+	redir  *fakeRedirect
 }
 
 type fakeRedirect struct {
@@ -235,7 +236,25 @@ func (p *fakePod) listen(ctx context.Context, _ linux.Control, _ uint16) ([]*net
 	}
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	p.k.change(func() { p.ports = append(p.ports, port) })
-	return []*net.TCPListener{l.(*net.TCPListener)}, port, nil
+	ls := []*net.TCPListener{l.(*net.TCPListener)}
+	six, err := p.listenIPv6(ctx, nil, 0, port)
+	if errors.Is(err, errNoIPv6) {
+		return ls, port, nil
+	}
+	return append(ls, six), port, err
+}
+
+// listenIPv6 opens a listener that nobody connects to. It is one of IPv4, which every machine has.
+func (p *fakePod) listenIPv6(ctx context.Context, _ linux.Control, _, _ uint16) (*net.TCPListener, error) {
+	none := false
+	if p.k.change(func() { none = p.noIPv6 }); none {
+		return nil, errNoIPv6
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
 }
 
 func (p *fakePod) hold(linux.HolderConfig) (holder, error) {

@@ -18,6 +18,9 @@ func (px *proxy) admitSMCR(s *session) fallback {
 	if why.code != agentapi.CodeOK {
 		return why
 	}
+	if s.dir == agentapi.Outbound && px.lacks(s.dst.Addr()) {
+		return fallback{code: agentapi.CodeUndiverted, detail: noIPv6Detail}
+	}
 	if full := s.reservation.takeConn(); full != "" {
 		return fallback{code: agentapi.CodeBudgetConns, detail: full}
 	}

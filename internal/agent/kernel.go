@@ -49,6 +49,9 @@ type sockets interface {
 	// namespace has it, one for IPv6. The port is the wanted one, or any if that is 0 or taken. If
 	// an earlier agent listens on the wanted port, new connections come to the new listeners.
 	listen(ctx context.Context, control linux.Control, wanted uint16) ([]*net.TCPListener, uint16, error)
+	// listenIPv6 opens the listener for IPv6 that listen, which got the port wanted and returned port, did not
+	// open. The error is errNoIPv6 if the namespace has no IPv6 still.
+	listenIPv6(ctx context.Context, control linux.Control, wanted, port uint16) (*net.TCPListener, error)
 	// hold binds a queue for held SYNs.
 	hold(cfg linux.HolderConfig) (holder, error)
 	install(cfg linux.RedirectConfig) (redirect, error)
@@ -177,6 +180,26 @@ func (n linuxNet) listen(ctx context.Context, control linux.Control, wanted uint
 	return nil, 0, fmt.Errorf("no port that is free for IPv4 and IPv6: %w", last)
 }
 
+// errNoIPv6 says that there is no IPv6 on a namespace's loopback interface.
+var errNoIPv6 = errors.New("no IPv6 on loopback")
+
+func (n linuxNet) listenIPv6(ctx context.Context, control linux.Control, wanted, port uint16) (*net.TCPListener, error) {
+	succeeds := wanted == port
+	if succeeds {
+		control = linux.Controls(linux.ControlSucceed, control)
+	}
+	l, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.IPv6Loopback(), port))
+	switch {
+	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.Is(err, syscall.EAFNOSUPPORT):
+		return nil, errors.Join(errNoIPv6, err)
+	case err == nil && succeeds:
+		if err := linux.Succeed(l); err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+	}
+	return l, err
+}
+
 // listenAt listens on a port; 0 lets the kernel choose.
 func (n linuxNet) listenAt(ctx context.Context, control linux.Control, port uint16) ([]*net.TCPListener, error) {
 	four, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port))
@@ -184,12 +207,12 @@ func (n linuxNet) listenAt(ctx context.Context, control linux.Control, port uint
 		return nil, fmt.Errorf("%w (is the loopback interface of the pod up?)", err)
 	}
 	port = four.Addr().(*net.TCPAddr).AddrPort().Port()
-	six, err := linux.ListenInNS(ctx, n.ns, control, netip.AddrPortFrom(netip.IPv6Loopback(), port))
+	six, err := n.listenIPv6(ctx, control, 0, port)
 	switch {
 	case err == nil:
 		return []*net.TCPListener{four, six}, nil
-	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.Is(err, syscall.EAFNOSUPPORT):
-		return []*net.TCPListener{four}, nil // the pod has no IPv6
+	case errors.Is(err, errNoIPv6):
+		return []*net.TCPListener{four}, nil
 	}
 	return nil, errors.Join(err, four.Close())
 }

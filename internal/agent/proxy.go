@@ -42,6 +42,7 @@ type proxy struct {
 
 	atts        atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
 	out, in     *listenerSet
+	ipv4Only    atomic.Bool // there is no outbound listener for IPv6, see listenIPv6
 	redirect    redirect
 	tableMu     sync.Mutex                           // held during changes of the table
 	tableConfig atomic.Pointer[linux.RedirectConfig] // the table as installed
@@ -90,6 +91,7 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 			px.out, err = px.openListeners(ctx, agentapi.Outbound, linux.ControlMark(markPlain), outboundPort(n.id()))
 			if err == nil {
 				px.out.dst, px.out.handle = n.originalDst, px.outbound
+				px.ipv4Only.Store(px.out.lacksIPv6())
 			}
 			return err
 		}, Undo: func() error { return px.out.close() }},
@@ -175,7 +177,7 @@ func (px *proxy) openListeners(ctx context.Context, dir agentapi.Direction, cont
 	if err != nil {
 		return nil, err
 	}
-	return &listenerSet{dir: dir, port: port, listeners: ls, progress: make([]atomic.Int64, len(ls))}, nil
+	return &listenerSet{dir: dir, port: port, control: control, wanted: wanted, listeners: ls, progress: make([]atomic.Int64, mostListeners)}, nil
 }
 
 // stackBudget is the budget of the pod's stack, which is larger if pods share the stack.
@@ -248,6 +250,9 @@ func (px *proxy) redirectConfig() linux.RedirectConfig {
 		cfg.Required = outboundRules(must)
 	}
 	cfg.Outbound = outboundRules(px.selections(n, pods))
+	if cfg.IPv4Only = px.ipv4Only.Load(); cfg.IPv4Only {
+		cfg.Outbound = withoutIPv6(cfg.Outbound, outboundRules(n.OutboundRequired(pods...)))
+	}
 	if px.agent.option != nil && px.mismatch() == config.MismatchNone && !mesh { // else a SYN-ACK could not answer the option, or must not
 		px.divertInbound(&cfg, n, pods)
 	}
@@ -292,6 +297,7 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 		}
 	}
 	px.policies = now
+	px.listenIPv6() // the interface of a further network may have brought it
 	if err := px.updateTable(); err != nil {
 		return err
 	}
@@ -393,6 +399,7 @@ func (px *proxy) heartbeat() {
 			if err := px.recheckRedirectors(now); err != nil && !errors.Is(err, linux.ErrClosed) {
 				px.log.Warn("other redirectors not looked for; the last finding counts", "err", err)
 			}
+			px.divertIPv6()
 			look = now.Add(lookPause(px.surroundings.Load().Cost))
 		}
 		px.stack.Stats() // locks the stack: if the stack hangs, so does heartbeat
@@ -418,7 +425,7 @@ func (px *proxy) late() string {
 	oldest := int64(time.Since(px.agent.started) - px.agent.node.Load().RedirectTTL)
 	for _, set := range []*listenerSet{px.out, px.in} {
 		for i := range set.progress {
-			if set.progress[i].Load() < oldest {
+			if last := set.progress[i].Load(); last != 0 && last < oldest {
 				return string(set.dir)
 			}
 		}
