@@ -220,7 +220,7 @@ func (px *proxy) stackConfig(memory *account) smcr.Config {
 		return cfg // the pods have different prefixes: the stack goes by each connection's addresses
 	}
 	for _, att := range *px.atts.Load() {
-		cfg.Prefixes = append(cfg.Prefixes, att.IPs...)
+		cfg.Prefixes = append(cfg.Prefixes, att.Addresses()...)
 	}
 	return cfg
 }
@@ -345,10 +345,8 @@ func (px *proxy) enforcePolicy(s *session) {
 func (px *proxy) identity(local netip.Addr) config.Pod {
 	atts := *px.atts.Load()
 	for _, att := range atts {
-		for _, ip := range att.IPs {
-			if ip.Addr() == local {
-				return podOf(att)
-			}
+		if slices.ContainsFunc(att.Addresses(), func(ip netip.Prefix) bool { return ip.Addr() == local }) {
+			return podOf(att)
 		}
 	}
 	return podOf(atts[0])

@@ -304,6 +304,11 @@ func TestProxy_stackConfig(t *testing.T) {
 			px.settings.Shared = true
 			px.agent.ledger.limit[memory], px.agent.ledger.limit[conns] = 2<<30, 150
 		}, want: func(c *smcr.Config) { c.MaxConns, c.MemoryBytes, c.Prefixes = 150, 2<<30, nil }},
+		{name: "a claimed device with an interface of its own", change: func(px *proxy) {
+			att := attachmentOf("a")
+			att.Devices = []cni.AttachedDevice{{ID: "0000:03:00.1", IfName: "rdma0", IPs: []netip.Prefix{netip.MustParsePrefix("10.0.2.1/20")}}}
+			px.atts.Store(&[]cni.Attachment{att})
+		}, want: func(c *smcr.Config) { c.Prefixes = append(c.Prefixes, netip.MustParsePrefix("10.0.2.1/20")) }},
 		{name: "single link", change: func(px *proxy) { px.settings.SingleLink = true }, want: func(c *smcr.Config) { c.LinksPerGroup = 1 }},
 		{name: "node", node: func(n *config.Node) {
 			n.Dialects, n.AnswerPoll, n.AnyPrefix, n.EIDs = config.DialectsLinux, time.Millisecond, true, eids
@@ -473,9 +478,10 @@ func TestProxy_redirectConfig(t *testing.T) {
 func TestProxy_identity(t *testing.T) {
 	first, second := attachmentOf("a", "10.0.0.1/24"), attachmentOf("a", "10.0.1.1/24", "fd00::1/64")
 	second.IfName = "net1"
+	second.Devices = []cni.AttachedDevice{{ID: "0000:03:00.1", IfName: "rdma0", IPs: []netip.Prefix{netip.MustParsePrefix("10.0.2.1/24")}}}
 	var px proxy
 	px.atts.Store(&[]cni.Attachment{first, second})
-	for addr, want := range map[string]string{"10.0.0.1": "eth0", "10.0.1.1": "net1", "fd00::1": "net1", "10.0.1.2": "eth0"} {
+	for addr, want := range map[string]string{"10.0.0.1": "eth0", "10.0.1.1": "net1", "fd00::1": "net1", "10.0.1.2": "eth0", "10.0.2.1": "net1"} {
 		if got := px.identity(netip.MustParseAddr(addr)); got.Interface != want || got.Name != "a" || got.Namespace != "test" {
 			t.Errorf("%s: %+v, want interface %s", addr, got, want)
 		}
