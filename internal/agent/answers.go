@@ -350,9 +350,7 @@ func (p *pod) addresses() (out []netip.Addr) {
 
 // lookup finds the attachment that has an address.
 func (a *agent) lookup(addr netip.Addr) (attached, bool) {
-	return a.find(func(att cni.Attachment) bool {
-		return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr })
-	})
+	return a.find(func(att cni.Attachment) bool { return hasAddress(att, addr) })
 }
 
 // find finds the first attachment that matches, one of a pod that is gone only if there is no other.
@@ -488,7 +486,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
 	case pod.pod.kernel != nil && !pod.pod.kernel.leaving:
-		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(peer.Addr()))
+		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(pod.pod.atts, peer.Addr()))
 		if pod.pod.err != nil {
 			e.Verdict += fmt.Sprintf("; what policies say now is not in force in the pod, and it is tried again: %v", pod.pod.err)
 		}
@@ -514,7 +512,9 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(code, "plain TCP, nothing of the pod is diverted for now: %s", code.Text())
 	case dir == agentapi.Inbound && pod.pod.proxy != nil && slices.Contains(pod.pod.proxy.greedySources(), peer.Addr()) && !d.Required:
 		say(agentapi.CodeBudgetSource, "plain TCP: %s", agentapi.CodeBudgetSource.Text())
-	case dir == agentapi.Outbound && !d.Required && a.holds.on && a.attached(dst.Addr()):
+	case dir == agentapi.Outbound && !d.Required && a.holds.on && slices.ContainsFunc(sources, func(src netip.Addr) bool {
+		return a.attached(networkOf(pod.pod.atts, src), dst.Addr())
+	}):
 		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
 	case pod.pod.proxy.lacks(peer.Addr()):
 		how := map[bool]string{true: "refused", false: "plain TCP"}[d.Required && dir == agentapi.Outbound]

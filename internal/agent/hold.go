@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/synqueue"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -261,7 +262,7 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 		return
 	}
 	why := px.admitSMCR(s)
-	if why.code == agentapi.CodeOK && !s.decision.Required && px.agent.attached(c.Dst.Addr()) {
+	if why.code == agentapi.CodeOK && !s.decision.Required && px.agent.attached(networkOf(*px.atts.Load(), c.Src.Addr()), c.Dst.Addr()) {
 		why.code = agentapi.CodeSameNode
 	}
 	if why.code != agentapi.CodeOK {
@@ -635,9 +636,27 @@ func (hs *holds) isLocal(from netip.AddrPort) bool {
 	return len(hs.dials[from]) > 0
 }
 
-// attached reports whether a pod on this node has an address. A record that its CNI DEL left is of no pod: its address may be
-// that of a pod on another node by now.
-func (a *agent) attached(addr netip.Addr) bool {
-	p, ok := a.lookup(addr)
+// attached reports whether a pod on this node has an address in a network. A record that its CNI DEL left is of no pod: its address
+// may be that of a pod on another node by now.
+func (a *agent) attached(network string, addr netip.Addr) bool {
+	p, ok := a.find(func(att cni.Attachment) bool { return isOneNetwork(network, att.Network) && hasAddress(att, addr) })
 	return ok && !p.pod.isGone()
+}
+
+// networkOf is the network of the attachment that has an address; "" if none has it.
+func networkOf(atts []cni.Attachment, addr netip.Addr) string {
+	for _, att := range atts {
+		if hasAddress(att, addr) {
+			return att.Network
+		}
+	}
+	return ""
+}
+
+// isOneNetwork tells whether an address in a CNI network can be the same one in the other: pods' networks beside the first one
+// may have the same range, each by itself. Of "", which a pod in the node's network has, nothing is known.
+func isOneNetwork(a, b string) bool { return a == b || a == "" || b == "" }
+
+func hasAddress(att cni.Attachment, addr netip.Addr) bool {
+	return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr })
 }

@@ -108,7 +108,7 @@ func (a *agent) kernelConn(n *config.Node, p *pod, c *kernelpath.Conn, groups []
 		why := whyOfKernel(&c.Socket)
 		why.detail += wrongInterface(p.atts, c.Local.Addr(), c.Reason)
 		if known {
-			why.code = a.codeOfPod(why.code, d, peer.Addr())
+			why.code = a.codeOfPod(p, why.code, d, peer.Addr())
 		}
 		out.Mode, out.Reason, out.Detail = smcr.ModeTCP.String(), why.code, why.detail
 	case c.State == smcnl.StateInit:
@@ -124,12 +124,12 @@ func (a *agent) kernelConn(n *config.Node, p *pod, c *kernelpath.Conn, groups []
 
 // codeOfPod is the code of a connection that fell back: that of the pod's filter, if perhaps that erased the
 // option, for which the kernel has no other word than that the peer has no SMC.
-func (a *agent) codeOfPod(code agentapi.Code, d config.Decision, peer netip.Addr) agentapi.Code {
+func (a *agent) codeOfPod(p *pod, code agentapi.Code, d config.Decision, peer netip.Addr) agentapi.Code {
 	switch {
 	case code != agentapi.CodeOf(clc.ReasonPeerNoSMC):
 	case !d.Accelerate:
 		return codeOfDecision(d)
-	case a.isSameNode(peer):
+	case a.isSameNode(p.atts, peer):
 		return agentapi.CodeSameNode
 	}
 	return code
@@ -156,7 +156,7 @@ func (a *agent) fellBack(f kernelpath.Fallback) {
 	d := a.node.Load().Decide(id, peer)
 	why := whyOfKernel(&smcnl.Socket{Reason: f.Reason, PeerReason: f.PeerReason, IPv6: f.IPv6})
 	why.detail += wrongInterface(src.pod.atts, f.Local.Addr(), f.Reason)
-	out.Reason, out.PeerDeclined, out.Detail, out.Policy = a.codeOfPod(why.code, d, peer.Addr()), why.peerDeclined, why.detail, d.Policy
+	out.Reason, out.PeerDeclined, out.Detail, out.Policy = a.codeOfPod(src.pod, why.code, d, peer.Addr()), why.peerDeclined, why.detail, d.Policy
 	if !a.decisions.record(out) {
 		return
 	}

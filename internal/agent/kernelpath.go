@@ -494,9 +494,10 @@ func (k *kernelPath) remove() error {
 
 func (k *kernelPath) removeLocked() error { return errors.Join(k.closeLocked(), k.a.cfg.smc.remove()) }
 
-// sameNode are the addresses with which pods of this node have no connections on SMC-R: those of the node
-// and of its pods. Of those that are gone a record may be left, and a pod on another node may have the address.
-func (k *kernelPath) sameNode(now time.Time) ([]netip.Addr, error) {
+// sameNode are the addresses with which a pod of this node has no connections on SMC-R: those of the node
+// and of its pods in the networks of the pod. Of those that are gone a record may be left, and a pod on another node may have
+// the address, as may one in a network that the pod is not in.
+func (k *kernelPath) sameNode(atts []cni.Attachment, now time.Time) ([]netip.Addr, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.local == nil || now.Sub(k.localTime) >= pollEvery {
@@ -508,8 +509,16 @@ func (k *kernelPath) sameNode(now time.Time) ([]netip.Addr, error) {
 	}
 	out := slices.Clone(k.local)
 	for _, p := range k.a.manager.snapshot() {
-		if !p.isGone() {
-			out = append(out, p.addresses()...)
+		if p.isGone() {
+			continue
+		}
+		for _, other := range p.atts {
+			if !slices.ContainsFunc(atts, func(att cni.Attachment) bool { return isOneNetwork(att.Network, other.Network) }) {
+				continue
+			}
+			for _, ip := range other.Addresses() {
+				out = append(out, ip.Addr())
+			}
 		}
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
@@ -544,7 +553,7 @@ func (m *manager) kernelConfig(n *config.Node, atts []cni.Attachment, now time.T
 			cfg.Addresses = append(cfg.Addresses, p.Addr())
 		}
 	}
-	cfg.Filter.Never, err = m.a.kernelPath.sameNode(now)
+	cfg.Filter.Never, err = m.a.kernelPath.sameNode(atts, now)
 	return cfg, err
 }
 
@@ -792,8 +801,8 @@ func kernelRecord(dataDir string) string { return filepath.Join(dataDir, "kernel
 // vethRecord is the file with what agents made for pods that have a veth.
 func vethRecord(dataDir string) string { return filepath.Join(dataDir, "kernel-veths.json") }
 
-// isSameNode tells whether an address is one of the node or of its pods.
-func (a *agent) isSameNode(addr netip.Addr) bool {
-	all, err := a.kernelPath.sameNode(time.Now())
+// isSameNode tells whether an address is one of the node or of its pods, for a pod with these attachments.
+func (a *agent) isSameNode(atts []cni.Attachment, addr netip.Addr) bool {
+	all, err := a.kernelPath.sameNode(atts, time.Now())
 	return err == nil && slices.Contains(all, addr)
 }

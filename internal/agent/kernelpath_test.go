@@ -404,6 +404,28 @@ func TestKernelPath_sameNode(t *testing.T) {
 		}
 		return ""
 	})
+	// In a network that the pod is not in the same address may be another node's pod's.
+	far := netip.MustParsePrefix("192.0.2.6/24")
+	b.kernel.add("/netns/d", 4)
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "d", IfName: "eth0", NetNS: "/netns/d", NetNSID: 4, Network: "n",
+		Pod: records.Pod{Namespace: "test", Name: "d"}, IPs: []netip.Prefix{netip.MustParsePrefix("192.0.2.8/24")},
+	}))
+	must(t, b.store.Write(cni.Attachment{
+		ContainerID: "d", IfName: "net1", NetNS: "/netns/d", NetNSID: 4, Network: "storage",
+		Pod: records.Pod{Namespace: "test", Name: "d"}, IPs: []netip.Prefix{far},
+	}))
+	b.sync()
+	eventually(t, func() string {
+		b.sync()
+		if cfg, _ := s.pod(4); !slices.Contains(cfg.Filter.Never, far.Addr()) || !slices.Contains(cfg.Filter.Never, other.Addr()) {
+			return fmt.Sprintf("never on SMC-R of the pod with two networks: %v", cfg.Filter.Never)
+		}
+		if cfg, _ := s.pod(1); slices.Contains(cfg.Filter.Never, far.Addr()) || !slices.Contains(cfg.Filter.Never, netip.MustParseAddr("192.0.2.8")) {
+			return fmt.Sprintf("never on SMC-R of the pod with one network: %v", cfg.Filter.Never)
+		}
+		return ""
+	})
 	// A record that its CNI DEL left is of no pod, and its address may be another node's pod's by now.
 	left := netip.MustParsePrefix("192.0.2.5/24")
 	must(t, b.store.Write(cni.Attachment{
