@@ -479,9 +479,8 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	n := a.node.Load()
 	d, mismatch, lack := n.Decide(id, peer), mismatchOf(n.SettingsFor(id), pod.pod.set.Hardware()), a.unableFor(pod.pod)
 	e.Pod, e.Policy, e.Required, e.NotKernel = id.String(), d.Policy, d.Required, notKernelBecause(n, pod.pod, id)
-	e.Unresolved = n.UnresolvedFor(id)
 	datapath, _ := n.DatapathFor(id)
-	e.Bypassed = a.bypasses.get(id.String(), dst, time.Now())
+	e.Unresolved, e.Bypassed = n.UnresolvedFor(id), a.bypasses.get(id.String(), dst, time.Now())
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
@@ -512,13 +511,10 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(code, "plain TCP, nothing of the pod is diverted for now: %s", code.Text())
 	case dir == agentapi.Inbound && pod.pod.proxy != nil && slices.Contains(pod.pod.proxy.greedySources(), peer.Addr()) && !d.Required:
 		say(agentapi.CodeBudgetSource, "plain TCP: %s", agentapi.CodeBudgetSource.Text())
-	case dir == agentapi.Outbound && !d.Required && a.holds.on && slices.ContainsFunc(sources, func(src netip.Addr) bool {
-		return a.attached(networkOf(pod.pod.atts, src), dst.Addr())
-	}):
+	case dir == agentapi.Outbound && !d.Required && a.holds.on && a.attachedTo(pod.pod.atts, sources, dst.Addr()):
 		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
-	case pod.pod.proxy.lacks(peer.Addr()):
-		how := map[bool]string{true: "refused", false: "plain TCP"}[d.Required && dir == agentapi.Outbound]
-		say(agentapi.CodeUndiverted, "%s: %s", how, noIPv6Detail)
+	case pod.pod.proxy != nil && pod.pod.proxy.out.lacks(peer.Addr()):
+		say(agentapi.CodeUndiverted, "%s: %s", map[bool]string{true: "refused", false: "plain TCP"}[d.Required && dir == agentapi.Outbound], noIPv6Detail)
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
 		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset", agentapi.ModeEnded: "ended", agentapi.ModeConnecting: "never connected"}[last.Mode]

@@ -18,7 +18,7 @@ func (px *proxy) admitSMCR(s *session) fallback {
 	if why.code != agentapi.CodeOK {
 		return why
 	}
-	if s.dir == agentapi.Outbound && px.lacks(s.dst.Addr()) {
+	if s.dir == agentapi.Outbound && px.out.lacks(s.dst.Addr()) {
 		return fallback{code: agentapi.CodeUndiverted, detail: noIPv6Detail}
 	}
 	if full := s.reservation.takeConn(); full != "" {

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/synqueue"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
@@ -634,29 +633,4 @@ func (hs *holds) isLocal(from netip.AddrPort) bool {
 		local.Store(true)
 	}
 	return len(hs.dials[from]) > 0
-}
-
-// attached reports whether a pod on this node has an address in a network. A record that its CNI DEL left is of no pod: its address
-// may be that of a pod on another node by now.
-func (a *agent) attached(network string, addr netip.Addr) bool {
-	p, ok := a.find(func(att cni.Attachment) bool { return isOneNetwork(network, att.Network) && hasAddress(att, addr) })
-	return ok && !p.pod.isGone()
-}
-
-// networkOf is the network of the attachment that has an address; "" if none has it.
-func networkOf(atts []cni.Attachment, addr netip.Addr) string {
-	for _, att := range atts {
-		if hasAddress(att, addr) {
-			return att.Network
-		}
-	}
-	return ""
-}
-
-// isOneNetwork tells whether an address in a CNI network can be the same one in the other: pods' networks beside the first one
-// may have the same range, each by itself. Of "", which a pod in the node's network has, nothing is known.
-func isOneNetwork(a, b string) bool { return a == b || a == "" || b == "" }
-
-func hasAddress(att cni.Attachment, addr netip.Addr) bool {
-	return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr })
 }

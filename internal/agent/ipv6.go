@@ -26,14 +26,12 @@ const mostListeners = 2
 // noIPv6Detail says why no connection of IPv6 is on SMC-R in a pod.
 const noIPv6Detail = "it is one of IPv6, which the pod does not have on its loopback interface (net.ipv6.conf.lo.disable_ipv6), or the agent found no port there"
 
-// lacks reports whether the agent has no listener for the connections to an address. The proxy may be nil.
-func (px *proxy) lacks(addr netip.Addr) bool {
-	return px != nil && addr.Is6() && px.ipv4Only.Load()
-}
+// lacks reports whether there is no listener for the connections to an address.
+func (set *listenerSet) lacks(addr netip.Addr) bool { return addr.Is6() && set.lacksIPv6() }
 
 // listenIPv6 opens the listeners for IPv6 that are missing, if the pod has IPv6 by now. A table that diverts to
 // them is the caller's to install.
-func (px *proxy) listenIPv6() {
+func listenIPv6(px *proxy) {
 	px.leaving.Lock() // a successor listens on the same port
 	defer px.leaving.Unlock()
 	if px.draining.Load() || px.released.Load() {
@@ -54,18 +52,16 @@ func (px *proxy) listenIPv6() {
 			return
 		}
 		px.tasks.Go(func() { px.accept(set, mostListeners-1) })
-	}
-	if px.ipv4Only.CompareAndSwap(true, false) {
-		px.log.Info("the pod has IPv6 now: its connections are diverted, too")
+		px.log.Info("the pod has IPv6 now, and its connections are diverted, too", "door", set.dir)
 	}
 }
 
 // divertIPv6 is listenIPv6 for the heartbeat: IPv6 may come without a record that changes.
-func (px *proxy) divertIPv6() {
-	if !px.ipv4Only.Load() {
+func divertIPv6(px *proxy) {
+	if !px.out.lacksIPv6() {
 		return
 	}
-	if px.listenIPv6(); px.ipv4Only.Load() {
+	if listenIPv6(px); px.out.lacksIPv6() {
 		return
 	}
 	if err := px.updateTable(); err != nil && !errors.Is(err, linux.ErrClosed) {

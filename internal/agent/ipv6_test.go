@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -87,7 +88,6 @@ func TestProxy_ipv6Update(t *testing.T) {
 				p.px.abort(agentapi.CodeDraining)
 				p.px.tasks.Wait()
 			})
-			p.px.ipv4Only.Store(true)
 			six := netip.MustParseAddr("fd00::9")
 			update := func() linux.RedirectConfig {
 				t.Helper()
@@ -96,12 +96,12 @@ func TestProxy_ipv6Update(t *testing.T) {
 				p.redir.look(func() { cfg = p.redir.cfg })
 				return cfg
 			}
-			if cfg := update(); !cfg.IPv4Only || len(cfg.Outbound) != 1 || !p.px.lacks(six) {
+			if cfg := update(); !cfg.IPv4Only || len(cfg.Outbound) != 1 || !p.px.out.lacks(six) {
 				t.Errorf("without IPv6: %+v", cfg)
 			}
 			p.k.change(func() { p.noIPv6 = false })
 			tt.before(p.px)
-			if cfg := update(); cfg.IPv4Only == tt.want || len(cfg.Outbound) == 2 != tt.want || p.px.lacks(six) == tt.want {
+			if cfg := update(); cfg.IPv4Only == tt.want || len(cfg.Outbound) == 2 != tt.want || p.px.out.lacks(six) == tt.want {
 				t.Errorf("with IPv6: %+v", cfg)
 			}
 			for _, set := range []*listenerSet{p.px.out, p.px.in} {
@@ -113,17 +113,14 @@ func TestProxy_ipv6Update(t *testing.T) {
 	}
 }
 
-// TestProxy_lacks: what the agent cannot divert is of IPv6.
-func TestProxy_lacks(t *testing.T) {
-	var none *proxy
-	px := &proxy{}
+// TestListenerSet_lacks: what the agent cannot divert is of IPv6.
+func TestListenerSet_lacks(t *testing.T) {
 	four, six := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00::1")
-	if none.lacks(six) || px.lacks(six) {
-		t.Error("IPv6 is said to lack")
-	}
-	px.ipv4Only.Store(true)
-	if px.lacks(four) || !px.lacks(six) {
-		t.Errorf("lacks IPv4 %t, IPv6 %t", px.lacks(four), px.lacks(six))
+	for n, want := range map[int]bool{1: true, 2: false} {
+		set := &listenerSet{listeners: make([]*net.TCPListener, n)}
+		if set.lacks(four) || set.lacks(six) != want {
+			t.Errorf("%d listeners: lacks IPv4 %t, IPv6 %t", n, set.lacks(four), set.lacks(six))
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ package agent
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -494,37 +493,6 @@ func (k *kernelPath) remove() error {
 
 func (k *kernelPath) removeLocked() error { return errors.Join(k.closeLocked(), k.a.cfg.smc.remove()) }
 
-// sameNode are the addresses with which a pod of this node has no connections on SMC-R: those of the node
-// and of its pods in the networks of the pod. Of those that are gone a record may be left, and a pod on another node may have
-// the address, as may one in a network that the pod is not in.
-func (k *kernelPath) sameNode(atts []cni.Attachment, now time.Time) ([]netip.Addr, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.local == nil || now.Sub(k.localTime) >= pollEvery {
-		local, err := k.a.cfg.smc.addresses()
-		if err != nil {
-			return nil, fmt.Errorf("addresses of the node: %w", err)
-		}
-		k.local, k.localTime = local, now
-	}
-	out := slices.Clone(k.local)
-	for _, p := range k.a.manager.snapshot() {
-		if p.isGone() {
-			continue
-		}
-		for _, other := range p.atts {
-			if !slices.ContainsFunc(atts, func(att cni.Attachment) bool { return isOneNetwork(att.Network, other.Network) }) {
-				continue
-			}
-			for _, ip := range other.Addresses() {
-				out = append(out, ip.Addr())
-			}
-		}
-	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out), nil
-}
-
 // kernelPod is a pod whose datapath is the kernel's SMC-R. Like the pod it never changes.
 type kernelPod struct {
 	net podNet
@@ -800,9 +768,3 @@ func kernelRecord(dataDir string) string { return filepath.Join(dataDir, "kernel
 
 // vethRecord is the file with what agents made for pods that have a veth.
 func vethRecord(dataDir string) string { return filepath.Join(dataDir, "kernel-veths.json") }
-
-// isSameNode tells whether an address is one of the node or of its pods, for a pod with these attachments.
-func (a *agent) isSameNode(atts []cni.Attachment, addr netip.Addr) bool {
-	all, err := a.kernelPath.sameNode(atts, time.Now())
-	return err == nil && slices.Contains(all, addr)
-}

@@ -278,3 +278,12 @@ func TestManager_gone(t *testing.T) {
 		t.Errorf("swept %d times, want once", seen.sweeps)
 	}
 }
+
+// TestProxy_stackless: a proxy that was started without a device is told from one with a stack.
+func TestProxy_stackless(t *testing.T) {
+	for want, s := range map[bool]stack{true: noStack{}, false: &fakeStack{}} {
+		if got := (&proxy{stack: s}).stackless(); got != want {
+			t.Errorf("%T: stackless %t", s, got)
+		}
+	}
+}

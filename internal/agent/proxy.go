@@ -42,7 +42,6 @@ type proxy struct {
 
 	atts        atomic.Pointer[[]cni.Attachment] // of this namespace, at least one
 	out, in     *listenerSet
-	ipv4Only    atomic.Bool // there is no outbound listener for IPv6, see listenIPv6
 	redirect    redirect
 	tableMu     sync.Mutex                           // held during changes of the table
 	tableConfig atomic.Pointer[linux.RedirectConfig] // the table as installed
@@ -91,7 +90,6 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 			px.out, err = px.openListeners(ctx, agentapi.Outbound, linux.ControlMark(markPlain), outboundPort(n.id()))
 			if err == nil {
 				px.out.dst, px.out.handle = n.originalDst, px.outbound
-				px.ipv4Only.Store(px.out.lacksIPv6())
 			}
 			return err
 		}, Undo: func() error { return px.out.close() }},
@@ -250,7 +248,7 @@ func (px *proxy) redirectConfig() linux.RedirectConfig {
 		cfg.Required = outboundRules(must)
 	}
 	cfg.Outbound = outboundRules(px.selections(n, pods))
-	if cfg.IPv4Only = px.ipv4Only.Load(); cfg.IPv4Only {
+	if cfg.IPv4Only = px.out.lacksIPv6(); cfg.IPv4Only {
 		cfg.Outbound = withoutIPv6(cfg.Outbound, outboundRules(n.OutboundRequired(pods...)))
 	}
 	if px.agent.option != nil && px.mismatch() == config.MismatchNone && !mesh { // else a SYN-ACK could not answer the option, or must not
@@ -297,7 +295,7 @@ func (px *proxy) update(atts []cni.Attachment) (err error) {
 		}
 	}
 	px.policies = now
-	px.listenIPv6() // the interface of a further network may have brought it
+	listenIPv6(px) // the interface of a further network may have brought it
 	if err := px.updateTable(); err != nil {
 		return err
 	}
@@ -397,7 +395,7 @@ func (px *proxy) heartbeat() {
 			if err := px.recheckRedirectors(now); err != nil && !errors.Is(err, linux.ErrClosed) {
 				px.log.Warn("other redirectors not looked for; the last finding counts", "err", err)
 			}
-			px.divertIPv6()
+			divertIPv6(px)
 			look = now.Add(lookPause(px.surroundings.Load().Cost))
 		}
 		px.stack.Stats() // locks the stack: if the stack hangs, so does heartbeat

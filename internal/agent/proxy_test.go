@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -443,8 +444,8 @@ func TestProxy_redirectConfig(t *testing.T) {
 		{name: "other redirector", policies: mixed, change: func(px *proxy) { px.surroundings.Store(&surroundings{caught: true}) }, outbound: 2, when: linux.CaughtDivert},
 		{name: "other redirector, none required", policies: preferAll, change: func(px *proxy) { px.surroundings.Store(&surroundings{caught: true}) }},
 		{name: "pause", policies: mixed, change: func(px *proxy) { px.pausing.Store(&pause{code: agentapi.CodeBudgetRelays}) }, outbound: 2, inbound: ports(80), when: linux.CaughtDrop, required: 2},
-		{name: "no IPv6", policies: preferAll, change: func(px *proxy) { px.ipv4Only.Store(true) }, outbound: 1, inboundAll: true},
-		{name: "no IPv6, some required", policies: mixed, change: func(px *proxy) { px.ipv4Only.Store(true) }, outbound: 3, inbound: ports(80, 90), when: linux.CaughtDrop, required: 2},
+		{name: "no IPv6", policies: preferAll, change: func(px *proxy) { px.out.listeners = make([]*net.TCPListener, 1) }, outbound: 1, inboundAll: true},
+		{name: "no IPv6, some required", policies: mixed, change: func(px *proxy) { px.out.listeners = make([]*net.TCPListener, 1) }, outbound: 3, inbound: ports(80, 90), when: linux.CaughtDrop, required: 2},
 		{name: "greedy client", policies: mixed, change: func(px *proxy) { px.greedy.Store(&greedy{sources: addrs("192.0.2.7")}) }, outbound: 4, inbound: ports(80, 90), when: linux.CaughtDrop, required: 2, always: ports(80), greedy: 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -737,15 +738,6 @@ func TestProxy_late(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestProxy_stackless: a proxy that was started without a device is told from one with a stack.
-func TestProxy_stackless(t *testing.T) {
-	for want, s := range map[bool]stack{true: noStack{}, false: &fakeStack{}} {
-		if got := (&proxy{stack: s}).stackless(); got != want {
-			t.Errorf("%T: stackless %t", s, got)
-		}
-	}
 }
 
 // TestProxy_updateAgain: an update of a pod's table that failed is tried again with the
