@@ -478,9 +478,9 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	id := podOf(pod.att)
 	n := a.node.Load()
 	d, mismatch, lack := n.Decide(id, peer), mismatchOf(n.SettingsFor(id), pod.pod.set.Hardware()), a.unableFor(pod.pod)
-	e.Pod, e.Policy, e.Required, e.NotKernel = id.String(), d.Policy, d.Required, notKernelBecause(n, pod.pod, id)
+	e.Pod, e.Policy, e.Required, e.NotKernel, e.Unresolved, e.Bypassed = id.String(), d.Policy, d.Required, notKernelBecause(n, pod.pod, id),
+		n.UnresolvedFor(id), a.bypasses.get(id.String(), dst, time.Now())
 	datapath, _ := n.DatapathFor(id)
-	e.Unresolved, e.Bypassed = n.UnresolvedFor(id), a.bypasses.get(id.String(), dst, time.Now())
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
