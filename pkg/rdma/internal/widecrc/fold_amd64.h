@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What fold and foldCopy do, but for how they read the message, at SI and the streams at BX:
+// What the functions do, but for the width of their registers (see width64_amd64.h), and for how they read the message, at SI and
+// the streams at BX:
 //
-//	LOAD64(at, to)        to becomes the 64 bytes at SI and so many more
-//	ADD64(at, tmp, acc)   acc becomes the sum of itself, tmp and the 64 bytes there
+//	LOAD(at, to)          to becomes the WIDTH bytes at SI and so many more
+//	ADD(at, tmp, acc)     acc becomes the sum of itself, tmp and the WIDTH bytes there
 //	ADD16(tmp, acc)       the same with the 16 bytes at SI
 //	CRC8(at, register)    register takes the eight bytes at BX and so many more
 //
 // The result is in AX.
+
+// STEP is how far the four accumulators fold at a time.
+#define STEP (4*WIDTH)
 
 // MULTIPLY multiplies acc, whose lanes have 16 bytes each, by the factors: the low quadword of a lane by the first
 // one, the high one by the second. The sum of the two products is tmp + acc.
@@ -15,10 +19,10 @@
 	VPCLMULQDQ $0x00, factors, acc, tmp \
 	VPCLMULQDQ $0x11, factors, acc, acc
 
-// FOLD folds acc over the 64 bytes at SI and so many more.
+// FOLD folds acc over the WIDTH bytes at SI and so many more.
 #define FOLD(acc, at, factors, tmp) \
 	MULTIPLY(acc, factors, tmp) \
-	ADD64(at, tmp, acc)
+	ADD(at, tmp, acc)
 
 // STREAMS takes eight bytes of each of three streams, the first of which is at BX, into registers of CRC-32C.
 #define STREAMS(at) \
@@ -26,19 +30,19 @@
 	CRC8(at+const_streamBytes, R8) \
 	CRC8(at+2*const_streamBytes, R9)
 
-// SHARED folds the four accumulators over the 256 bytes at SI, and has the instruction take 40 bytes of each stream
+// SHARED folds the four accumulators over the STEP bytes at SI, and has the instruction take 40 bytes of each stream
 // meanwhile.
 #define SHARED(factors) \
-	FOLD(Z0, 0, factors, Z4) \
+	FOLD(W0, 0, factors, W4) \
 	STREAMS(0) \
-	FOLD(Z1, 64, factors, Z5) \
+	FOLD(W1, WIDTH, factors, W5) \
 	STREAMS(8) \
-	FOLD(Z2, 128, factors, Z6) \
+	FOLD(W2, 2*WIDTH, factors, W6) \
 	STREAMS(16) \
-	FOLD(Z3, 192, factors, Z7) \
+	FOLD(W3, 3*WIDTH, factors, W7) \
 	STREAMS(24) \
 	STREAMS(32) \
-	ADDQ $256, SI \
+	ADDQ $STEP, SI \
 	ADDQ $40, BX
 
 	MOVQ p+0(FP), SI
@@ -46,106 +50,99 @@
 	MOVL register+16(FP), AX
 	MOVQ f+24(FP), DX
 
-	VBROADCASTI64X2 folds_by256(DX), Z8
-	VBROADCASTI64X2 folds_by64(DX), Z9
+	BROADCAST(folds_by4W(DX), W8)
+	BROADCAST(folds_byW(DX), W9)
 	VMOVD  AX, X4
-	LOAD64(0, Z0)
-	LOAD64(64, Z1)
-	LOAD64(128, Z2)
-	LOAD64(192, Z3)
-	VPXORQ Z4, Z0, Z0
-	ADDQ   $256, SI
-	SUBQ   $256, CX
+	LOAD(0, W0)
+	LOAD(WIDTH, W1)
+	LOAD(2*WIDTH, W2)
+	LOAD(3*WIDTH, W3)
+	XOR(W4, W0, W0)
+	ADDQ   $STEP, SI
+	SUBQ   $STEP, CX
 
 	MOVQ  chunks+32(FP), DI
 	TESTQ DI, DI
-	JZ    by256
+	JZ    bySTEP
 
 	// A chunk is bytes that are folded, and three streams behind them:
 	//
-	//	[256 bytes before] [folded: 8 x 256] [stream] [stream] [stream] [256 bytes behind]
+	//	[STEP bytes before] [folded: 8 x STEP] [stream] [stream] [stream] [STEP bytes behind]
 	//
-	// Folding goes on behind the streams: the first distance there is longer by them (Z10). The streams'
-	// registers are multiplied for the distance from the end of their stream to there, and added (Z11).
-	VMOVDQA64 Z8, Z10
-	VPXORQ    Z11, Z11, Z11
+	// Folding goes on behind the streams: the first distance there is longer by them (W10). The streams'
+	// registers are multiplied for the distance from the end of their stream to there, and added (W11).
+	MOVE(W8, W10)
+	XOR(W11, W11, W11)
 
 chunk:
-	LEAQ   (const_chunkFolds*const_foldedBytes)(SI), BX
+	LEAQ   (const_chunkFolds*STEP)(SI), BX
 	XORL   AX, AX
 	XORL   R8, R8
 	XORL   R9, R9
-	SHARED(Z10)
-	VPXORQ Z11, Z0, Z0
+	SHARED(W10)
+	XOR(W11, W0, W0)
 	MOVQ   $(const_chunkFolds-1), R10
 
 shared:
-	SHARED(Z8)
+	SHARED(W8)
 	DECQ R10
 	JNZ  shared
 
-	VBROADCASTI64X2 folds_byStreams(DX), Z10
+	BROADCAST(folds_byStreams(DX), W10)
 	VMOVQ           AX, X11
 	VPCLMULQDQ      $0x00, folds_byStream2(DX), X11, X11
 	VMOVQ           R8, X12
 	VPCLMULQDQ      $0x00, folds_byStream(DX), X12, X12
 	VMOVQ           R9, X13
-	VPTERNLOGQ      $0x96, X12, X13, X11
+	XOR3(X12, X13, X11)
 	ADDQ            $(3*const_streamBytes), SI
-	SUBQ            $const_chunkBytes, CX
+	SUBQ            $(const_chunkFolds*STEP+3*const_streamBytes), CX
 	DECQ            DI
 	JNZ             chunk
 
-	FOLD(Z0, 0, Z10, Z4)
-	FOLD(Z1, 64, Z10, Z5)
-	FOLD(Z2, 128, Z10, Z6)
-	FOLD(Z3, 192, Z10, Z7)
-	VPXORQ Z11, Z0, Z0
-	ADDQ   $256, SI
-	SUBQ   $256, CX
+	FOLD(W0, 0, W10, W4)
+	FOLD(W1, WIDTH, W10, W5)
+	FOLD(W2, 2*WIDTH, W10, W6)
+	FOLD(W3, 3*WIDTH, W10, W7)
+	XOR(W11, W0, W0)
+	ADDQ   $STEP, SI
+	SUBQ   $STEP, CX
 
-	// 256 bytes at a time, so that four multiplications are under way.
-by256:
-	CMPQ CX, $256
+	// STEP bytes at a time, so that four multiplications are under way.
+bySTEP:
+	CMPQ CX, $STEP
 	JB   one
-	FOLD(Z0, 0, Z8, Z4)
-	FOLD(Z1, 64, Z8, Z5)
-	FOLD(Z2, 128, Z8, Z6)
-	FOLD(Z3, 192, Z8, Z7)
-	ADDQ $256, SI
-	SUBQ $256, CX
-	JMP  by256
+	FOLD(W0, 0, W8, W4)
+	FOLD(W1, WIDTH, W8, W5)
+	FOLD(W2, 2*WIDTH, W8, W6)
+	FOLD(W3, 3*WIDTH, W8, W7)
+	ADDQ $STEP, SI
+	SUBQ $STEP, CX
+	JMP  bySTEP
 
 	// The four become one.
 one:
-	VBROADCASTI64X2 folds_by192(DX), Z5
-	VBROADCASTI64X2 folds_by128(DX), Z6
-	MULTIPLY(Z0, Z5, Z4)
-	MULTIPLY(Z1, Z6, Z5)
-	MULTIPLY(Z2, Z9, Z6)
-	VPTERNLOGQ $0x96, Z4, Z3, Z0
-	VPTERNLOGQ $0x96, Z5, Z6, Z1
-	VPTERNLOGQ $0x96, Z1, Z2, Z0
+	BROADCAST(folds_by3W(DX), W5)
+	BROADCAST(folds_by2W(DX), W6)
+	MULTIPLY(W0, W5, W4)
+	MULTIPLY(W1, W6, W5)
+	MULTIPLY(W2, W9, W6)
+	XOR3(W4, W3, W0)
+	XOR3(W5, W6, W1)
+	XOR3(W1, W2, W0)
 
-by64:
-	CMPQ CX, $64
+byWIDTH:
+	CMPQ CX, $WIDTH
 	JB   lanes
-	FOLD(Z0, 0, Z9, Z4)
-	ADDQ $64, SI
-	SUBQ $64, CX
-	JMP  by64
+	FOLD(W0, 0, W9, W4)
+	ADDQ $WIDTH, SI
+	SUBQ $WIDTH, CX
+	JMP  byWIDTH
 
-	// Its four lanes become one: three are multiplied, each by factors of its own, and the last one is added.
+	// Its lanes become one, X3.
 lanes:
-	VEXTRACTI64X2 $3, Z0, X3
-	VMOVDQU64     folds_lanes(DX), Z1
-	MULTIPLY(Z0, Z1, Z2)
-	VPXORQ        Z2, Z0, Z0
-	VEXTRACTI64X4 $1, Z0, Y1
-	VPXOR         Y1, Y0, Y0
-	VEXTRACTI128  $1, Y0, X1
-	VPTERNLOGQ    $0x96, X0, X1, X3
-	VMOVDQU       folds_by16(DX), X10
+	LANES
+	VMOVDQU folds_by16(DX), X10
 
 by16:
 	CMPQ CX, $16

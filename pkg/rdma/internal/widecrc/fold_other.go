@@ -4,21 +4,20 @@
 
 package widecrc
 
-import (
-	"math"
+import "github.com/smcr-io/kube-smcr/internal/invariant"
 
-	"github.com/smcr-io/kube-smcr/internal/invariant"
-)
+// widths: no message is folded.
+func widths() []int { return nil }
 
-// leastFolded: no message is folded.
-const leastFolded = math.MaxInt
-
-func fold(*byte, int, uint32, *folds, int) uint32 {
+func never() uint32 {
 	invariant.Must(false, "this processor does not fold")
 	return 0
 }
 
-func foldCopy(*byte, int, uint32, *folds, int, *byte) uint32 {
-	invariant.Must(false, "this processor does not fold")
-	return 0
-}
+func fold64(*byte, int, uint32, *folds, int) uint32 { return never() }
+
+func fold32(*byte, int, uint32, *folds, int) uint32 { return never() }
+
+func foldCopy64(*byte, int, uint32, *folds, int, *byte) uint32 { return never() }
+
+func foldCopy32(*byte, int, uint32, *folds, int, *byte) uint32 { return never() }

@@ -4,12 +4,18 @@ package widecrc
 
 import (
 	"hash/crc32"
+	"math"
 	"math/bits"
 )
 
 // Table is what a polynomial needs. It is immutable.
 type Table struct {
 	short *crc32.Table
+	least int  // the length from which on a message is folded
+	fold  int  // four registers, which are folded at a time
+	wide  bool // a register has 64 bytes, not 32
+	// chunk is the bytes that are shared with the processor's instruction at a time; 0: it has none for the polynomial.
+	chunk int
 	folds folds
 }
 
@@ -19,74 +25,95 @@ var IEEE = makeIEEE()
 // Castagnoli is CRC-32C, as iSCSI and MPA (RFC 5044) have it.
 var Castagnoli = makeCastagnoli()
 
-func makeIEEE() *Table { return &Table{crc32.IEEETable, newFolds(crc32.IEEE)} }
+func makeIEEE() *Table { return makeTable(crc32.IEEE, widths()) }
 
-func makeCastagnoli() *Table {
-	return &Table{crc32.MakeTable(crc32.Castagnoli), newFolds(crc32.Castagnoli)}
+func makeCastagnoli() *Table { return makeTable(crc32.Castagnoli, widths()) }
+
+// makeTable returns the table of a polynomial for the first of the widths of registers.
+func makeTable(polynomial uint32, widths []int) *Table {
+	t := &Table{short: crc32.MakeTable(polynomial), least: math.MaxInt}
+	if len(widths) == 0 {
+		return t
+	}
+	width := widths[0]
+	t.least, t.fold, t.wide, t.folds = leastFolded, 4*width, width == 64, newFolds(polynomial, width)
+	if polynomial == crc32.Castagnoli {
+		t.chunk = chunkFolds*t.fold + 3*streamBytes
+	}
+	return t
 }
 
 // Update returns the CRC of what crc is of, followed by p. The CRC of nothing is 0: it is what crc32.Update
 // returns.
 func (t *Table) Update(crc uint32, p []byte) uint32 {
-	if len(p) < leastFolded {
+	if len(p) < t.least {
 		return crc32.Update(crc, t.short, p)
 	}
 	n, chunks := t.share(len(p))
-	return crc32.Update(^fold(&p[0], n, ^crc, &t.folds, chunks), t.short, p[n:])
+	if t.wide {
+		crc = fold64(&p[0], n, ^crc, &t.folds, chunks)
+	} else {
+		crc = fold32(&p[0], n, ^crc, &t.folds, chunks)
+	}
+	return crc32.Update(^crc, t.short, p[n:])
 }
 
 // Copy copies p to dst, which is as long and somewhere else, and returns what Update returns. Both together take two
 // thirds of the time of one after the other.
 func (t *Table) Copy(crc uint32, dst, p []byte) uint32 {
-	if len(p) < leastFolded {
+	if len(p) < t.least {
 		copy(dst, p)
 		return crc32.Update(crc, t.short, dst[:len(p)])
 	}
 	n, chunks := t.share(len(p))
 	_ = dst[n-1]
-	crc = ^foldCopy(&p[0], n, ^crc, &t.folds, chunks, &dst[0])
+	if t.wide {
+		crc = foldCopy64(&p[0], n, ^crc, &t.folds, chunks, &dst[0])
+	} else {
+		crc = foldCopy32(&p[0], n, ^crc, &t.folds, chunks, &dst[0])
+	}
 	copy(dst[n:], p[n:])
-	return crc32.Update(crc, t.short, dst[n:len(p)])
+	return crc32.Update(^crc, t.short, dst[n:len(p)])
 }
 
 // share returns how many of n bytes are folded, and how many chunks of these the processor's instruction shares.
 func (t *Table) share(n int) (folded, chunks int) {
 	folded = n &^ (step - 1)
-	if t == Castagnoli {
-		chunks = max(0, folded-2*foldedBytes) / chunkBytes
+	if t.chunk > 0 {
+		chunks = max(0, folded-2*t.fold) / t.chunk
 	}
 	return folded, chunks
 }
 
 const (
-	// foldedBytes is the shortest that is folded, and how far at a time.
-	foldedBytes = 256
+	// leastFolded is where folding begins to be faster.
+	leastFolded = 256
 	// step: what is folded is a multiple of so many bytes.
 	step = 16
 
-	// A chunk is bytes that are folded, and three streams behind them for the instruction, which takes 40 bytes of each
-	// while 256 are folded.
+	// A chunk is bytes that are folded, four registers at a time so many times, and three streams behind them for the
+	// instruction, which takes 40 bytes of each while four registers are folded.
 	chunkFolds  = 8
 	streamBytes = chunkFolds * 40
-	chunkBytes  = chunkFolds*foldedBytes + 3*streamBytes
 )
 
 // folds are x^n mod P for the distances over which is folded. Each has two factors: one for the eight bytes
 // that come first and so have 64 bits more to go, and one for the eight behind them.
 type folds struct {
-	by256, by192, by128, by64, by16 [2]uint64
-	byStreams                       [2]uint64    // over 256 bytes and three streams
-	byStream2, byStream             [2]uint64    // over two streams, and one
-	lanes                           [4][2]uint64 // over 48, 32 and 16 bytes; the last one is not multiplied
-	by4                             [2]uint64    // the first one only
-	barrett                         [2]uint64    // P, and the quotient of x^64 and P
+	by4W, by3W, by2W, byW, by16 [2]uint64    // over so many registers, and 16 bytes
+	byStreams                   [2]uint64    // over four registers and three streams
+	byStream2, byStream         [2]uint64    // over two streams, and one
+	lanes                       [4][2]uint64 // of 64 bytes: over 48, 32 and 16; the last one is not multiplied
+	by4                         [2]uint64    // the first one only
+	barrett                     [2]uint64    // P, and the quotient of x^64 and P
 }
 
-func newFolds(polynomial uint32) folds {
+// newFolds returns the factors for registers of so many bytes.
+func newFolds(polynomial uint32, width int) folds {
 	by := func(n int) [2]uint64 { return distance(polynomial, n) }
 	return folds{
-		by256: by(256), by192: by(192), by128: by(128), by64: by(64), by16: by(16),
-		byStreams: by(foldedBytes + 3*streamBytes), byStream2: by(2 * streamBytes), byStream: by(streamBytes),
+		by4W: by(4 * width), by3W: by(3 * width), by2W: by(2 * width), byW: by(width), by16: by(16),
+		byStreams: by(4*width + 3*streamBytes), byStream2: by(2 * streamBytes), byStream: by(streamBytes),
 		lanes:   [4][2]uint64{by(48), by(32), by(16)},
 		by4:     [2]uint64{uint64(power(polynomial, 64)) << 1},
 		barrett: barrett(polynomial),

@@ -6,27 +6,39 @@ import (
 	"bytes"
 	"fmt"
 	"hash/crc32"
-	"math"
 	"math/rand/v2"
 	"testing"
 )
 
-// polynomials are the tables under test with those of the library that they are compared with.
-var polynomials = []struct {
+// A polynomial is a table under test with that of the library that it is compared with.
+type polynomial struct {
 	name  string
 	table *Table
 	other *crc32.Table
-}{
-	{"IEEE", IEEE, crc32.IEEETable},
-	{"Castagnoli", Castagnoli, crc32.MakeTable(crc32.Castagnoli)},
+}
+
+// polynomials are those for each width that the processor can; the first ones are those in use.
+var polynomials = makePolynomials()
+
+func makePolynomials() []polynomial {
+	all := []polynomial{
+		{"IEEE", IEEE, crc32.IEEETable},
+		{"Castagnoli", Castagnoli, crc32.MakeTable(crc32.Castagnoli)},
+	}
+	for i := 1; i < len(widths()); i++ {
+		name := fmt.Sprintf(" by %d bytes", widths()[i])
+		all = append(all, polynomial{"IEEE" + name, makeTable(crc32.IEEE, widths()[i:]), all[0].other},
+			polynomial{"Castagnoli" + name, makeTable(crc32.Castagnoli, widths()[i:]), all[1].other})
+	}
+	return all
 }
 
 func TestTable(t *testing.T) {
-	if leastFolded == math.MaxInt {
+	if len(widths()) == 0 {
 		t.Log("this processor does not fold: the test compares hash/crc32 with itself")
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	buf := make([]byte, 4*chunkBytes)
+	buf := make([]byte, 12000)
 	for i := range buf {
 		buf[i] = byte(r.Uint32())
 	}
@@ -55,11 +67,11 @@ func TestTable(t *testing.T) {
 // Some of the factors for CRC-32 are in the paper that the package names.
 func TestFolds(t *testing.T) {
 	want := folds{
-		by64: [2]uint64{0x154442bd4, 0x1c6e41596}, by16: [2]uint64{0x1751997d0, 0x0ccaa009e}, by4: [2]uint64{0x163cd6124},
+		byW: [2]uint64{0x154442bd4, 0x1c6e41596}, by16: [2]uint64{0x1751997d0, 0x0ccaa009e}, by4: [2]uint64{0x163cd6124},
 		barrett: [2]uint64{0x1db710641, 0x1f7011641},
 	}
-	got := newFolds(crc32.IEEE)
-	got.by256, got.by192, got.by128, got.lanes = want.by256, want.by192, want.by128, want.lanes // the others
+	got := newFolds(crc32.IEEE, 64)
+	got.by4W, got.by3W, got.by2W, got.lanes = want.by4W, want.by3W, want.by2W, want.lanes // the others
 	got.byStreams, got.byStream2, got.byStream = want.byStreams, want.byStream2, want.byStream
 	if got != want {
 		t.Errorf("%#x, want %#x", got, want)
@@ -76,7 +88,7 @@ func TestTable_allocatesNothing(t *testing.T) {
 // TestTable_copyOfWhatChanges: the CRC is that of the copy, whatever becomes of the original meanwhile. Here the copy is over
 // the original's end.
 func TestTable_copyOfWhatChanges(t *testing.T) {
-	for n := 2; n < foldedBytes; n++ {
+	for n := 2; n < 256; n++ {
 		b := make([]byte, n+1)
 		for i := range b {
 			b[i] = byte(i * 7)
@@ -91,7 +103,7 @@ func TestTable_copyOfWhatChanges(t *testing.T) {
 func FuzzUpdate(f *testing.F) {
 	f.Add(uint32(0), []byte("a message"))
 	f.Add(^uint32(0), make([]byte, 600))
-	f.Add(uint32(7), bytes.Repeat([]byte("shared"), 2*chunkBytes/6))
+	f.Add(uint32(7), bytes.Repeat([]byte("shared"), 1000))
 	f.Fuzz(func(t *testing.T, crc uint32, b []byte) {
 		for _, p := range polynomials {
 			want := crc32.Update(crc, p.other, b)
@@ -108,7 +120,7 @@ func FuzzUpdate(f *testing.F) {
 
 func BenchmarkUpdate(b *testing.B) {
 	for _, p := range polynomials {
-		for _, n := range []int{64, 256, 512, 1448, 4096, 64 << 10, 1 << 20} {
+		for _, n := range []int{64, 128, 256, 512, 1024, 1448, 4096, 64 << 10, 1 << 20} {
 			buf := make([]byte, n)
 			b.Run(fmt.Sprintf("%s/%d", p.name, n), func(b *testing.B) {
 				b.SetBytes(int64(n))
