@@ -261,7 +261,7 @@ func (h *hold) decide(c synqueue.Conn, held bool) {
 		return
 	}
 	why := px.admitSMCR(s)
-	if why.code == agentapi.CodeOK && !s.decision.Required && px.agent.attached(networkOf(*px.atts.Load(), c.Src.Addr()), c.Dst.Addr()) {
+	if why.code == agentapi.CodeOK && !s.decision.Required && px.agent.attached(having(*px.atts.Load(), c.Src.Addr()), c.Dst.Addr()) {
 		why.code = agentapi.CodeSameNode
 	}
 	if why.code != agentapi.CodeOK {

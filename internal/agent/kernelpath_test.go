@@ -404,7 +404,7 @@ func TestKernelPath_sameNode(t *testing.T) {
 		}
 		return ""
 	})
-	// In a network that the pod is not in the same address may be another node's pod's.
+	// In a network that the pod is not in, an address of its own subnet may be another node's pod's. Others it reaches by a route.
 	far := netip.MustParsePrefix("192.0.2.6/24")
 	b.kernel.add("/netns/d", 4)
 	must(t, b.store.Write(cni.Attachment{
@@ -421,8 +421,11 @@ func TestKernelPath_sameNode(t *testing.T) {
 		if cfg, _ := s.pod(4); !slices.Contains(cfg.Filter.Never, far.Addr()) || !slices.Contains(cfg.Filter.Never, other.Addr()) {
 			return fmt.Sprintf("never on SMC-R of the pod with two networks: %v", cfg.Filter.Never)
 		}
-		if cfg, _ := s.pod(1); slices.Contains(cfg.Filter.Never, far.Addr()) || !slices.Contains(cfg.Filter.Never, netip.MustParseAddr("192.0.2.8")) {
+		if cfg, _ := s.pod(2); slices.Contains(cfg.Filter.Never, far.Addr()) || !slices.Contains(cfg.Filter.Never, netip.MustParseAddr("192.0.2.8")) {
 			return fmt.Sprintf("never on SMC-R of the pod with one network: %v", cfg.Filter.Never)
+		}
+		if cfg, _ := s.pod(1); !slices.Contains(cfg.Filter.Never, far.Addr()) {
+			return fmt.Sprintf("never on SMC-R of the pod in another subnet: %v", cfg.Filter.Never)
 		}
 		return ""
 	})

@@ -241,8 +241,8 @@ func TestManager_gone(t *testing.T) {
 		next := b.a.manager.step(t.Context(), *p, atts, now, force)
 		p = &next
 		b.a.manager.put(atts[0].NetNS, p)
-		if p.state.String() != want || b.a.attached("", addr) != attached {
-			t.Errorf("state %q, has its address: %v; want %q, %v", p.state, b.a.attached("", addr), want, attached)
+		if p.state.String() != want || b.a.attached(nil, addr) != attached {
+			t.Errorf("state %q, has its address: %v; want %q, %v", p.state, b.a.attached(nil, addr), want, attached)
 		}
 	}
 	round(0, false, agentapi.StateIdle, true)

@@ -11,39 +11,48 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 )
 
-// attached reports whether a pod on this node has an address in a network. A record that its CNI DEL left is of no pod: its address
-// may be that of a pod on another node by now.
-func (a *agent) attached(network string, addr netip.Addr) bool {
-	p, ok := a.find(func(att cni.Attachment) bool { return isOneNetwork(network, att.Network) && hasAddress(att, addr) })
+// attached reports whether an address is that of a pod on this node, for connections from the addresses of attachments. A record that
+// its CNI DEL left is of no pod: its address may be that of a pod on another node by now.
+func (a *agent) attached(from []cni.Attachment, addr netip.Addr) bool {
+	p, ok := a.find(func(att cni.Attachment) bool { return hasAddress(att, addr) && isReached(from, att, addr) })
 	return ok && !p.pod.isGone()
 }
 
 // attachedTo is attached for a connection from one of the addresses of a pod.
 func (a *agent) attachedTo(atts []cni.Attachment, sources []netip.Addr, addr netip.Addr) bool {
-	return slices.ContainsFunc(sources, func(src netip.Addr) bool { return a.attached(networkOf(atts, src), addr) })
+	return slices.ContainsFunc(sources, func(src netip.Addr) bool { return a.attached(having(atts, src), addr) })
 }
 
-// networkOf is the network of the attachment that has an address; "" if none has it.
-func networkOf(atts []cni.Attachment, addr netip.Addr) string {
+// having are the attachments that have an address.
+func having(atts []cni.Attachment, addr netip.Addr) (out []cni.Attachment) {
 	for _, att := range atts {
 		if hasAddress(att, addr) {
-			return att.Network
+			out = append(out, att)
 		}
 	}
-	return ""
+	return out
 }
 
-// isOneNetwork tells whether an address in a CNI network can be the same one in the other: pods' networks beside the first one
-// may have the same range, each by itself. Of "", which a pod in the node's network has, nothing is known.
-func isOneNetwork(a, b string) bool { return a == b || a == "" || b == "" }
+// isReached tells whether connections from the addresses of attachments to an address reach the attachment that has it on this node.
+// They do in one network, and also in another one by a route. But pods' networks beside the first one may
+// have the same range, each by itself: an address in a subnet of ours is our subnet's, and not the other network's.
+// Of no attachment, as of a pod in the node's network, nothing is known.
+func isReached(from []cni.Attachment, other cni.Attachment, addr netip.Addr) bool {
+	return slices.ContainsFunc(from, func(att cni.Attachment) bool { return att.Network == other.Network }) ||
+		!slices.ContainsFunc(from, func(att cni.Attachment) bool { return isOnLink(att, addr) })
+}
+
+func isOnLink(att cni.Attachment, addr netip.Addr) bool {
+	return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return !p.IsSingleIP() && p.Contains(addr) })
+}
 
 func hasAddress(att cni.Attachment, addr netip.Addr) bool {
 	return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr })
 }
 
 // sameNode are the addresses with which a pod of this node has no connections on SMC-R: those of the node
-// and of its pods in the networks of the pod. Of those that are gone a record may be left, and a pod on another node may have
-// the address, as may one in a network that the pod is not in.
+// and of its pods, as far as the pod's connections reach these. Of those that are gone a record may be left, and a pod on another node
+// may have the address.
 func (k *kernelPath) sameNode(atts []cni.Attachment, now time.Time) ([]netip.Addr, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -60,11 +69,10 @@ func (k *kernelPath) sameNode(atts []cni.Attachment, now time.Time) ([]netip.Add
 			continue
 		}
 		for _, other := range p.atts {
-			if !slices.ContainsFunc(atts, func(att cni.Attachment) bool { return isOneNetwork(att.Network, other.Network) }) {
-				continue
-			}
 			for _, ip := range other.Addresses() {
-				out = append(out, ip.Addr())
+				if isReached(atts, other, ip.Addr()) {
+					out = append(out, ip.Addr())
+				}
 			}
 		}
 	}

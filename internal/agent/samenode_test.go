@@ -30,9 +30,28 @@ func TestHold_otherNetwork(t *testing.T) {
 	if e := value(l.a.client.Explain(t.Context(), podA, podB+":81"))(t); e.Code == agentapi.CodeSameNode {
 		t.Errorf("explanation %+v", e)
 	}
-	for network, want := range map[string]bool{"test": false, "storage": true, "": true} {
-		if got := isOneNetwork(network, "storage"); got != want {
-			t.Errorf("%q is network storage: %t", network, got)
+}
+
+// TestIsReached: an address in another network is reached by a route, unless it is one of a subnet of one's own.
+func TestIsReached(t *testing.T) {
+	at := func(network, prefix string) cni.Attachment {
+		return cni.Attachment{Network: network, IPs: []netip.Prefix{netip.MustParsePrefix(prefix)}}
+	}
+	other := at("storage", "10.2.0.9/16")
+	for _, tt := range []struct {
+		name string
+		from []cni.Attachment
+		want bool
+	}{
+		{"nothing is known", nil, true},
+		{"the same network", []cni.Attachment{at("storage", "10.2.0.1/16")}, true},
+		{"the same range in another network", []cni.Attachment{at("pods", "10.2.0.1/24")}, false},
+		{"another range", []cni.Attachment{at("pods", "10.3.0.1/16")}, true},
+		{"an address without a subnet", []cni.Attachment{at("pods", "10.2.0.1/32")}, true},
+		{"both", []cni.Attachment{at("pods", "10.2.0.1/24"), at("storage", "10.2.0.2/16")}, true},
+	} {
+		if got := isReached(tt.from, other, other.IPs[0].Addr()); got != tt.want {
+			t.Errorf("%s: %t", tt.name, got)
 		}
 	}
 }

@@ -106,9 +106,10 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	if l.spill = g.version >= clc.V2; l.spill {
 		size = longOff + longBytes
 	}
-	l.slots, err = g.mem.registerOn(size, rdma.LocalWrite, r)
-	// Where both are short, both errors say why: a client that has its share of one makes place with its own groups only.
-	if err = errors.Join(err, l.charge()); err != nil {
+	if l.slots, err = g.mem.registerOn(size, rdma.LocalWrite, r); err != nil {
+		return nil, errors.Join(err, l.share())
+	}
+	if err = l.charge(); err != nil {
 		return nil, err
 	}
 	if l.in, err = g.mem.use(r); err != nil {

@@ -50,11 +50,40 @@ func (l *link) charge() error {
 		return err
 	}
 	l.charged = true
-	if l.g.lg == nil && l.g.role == linkgroup.Server {
+	if l.offersSecond() {
 		if err := s.takeQP(client, l.rnic); err != nil {
 			return err
 		}
 		s.cfg.QueuePairs.GiveQP(client, l.rnic.dev.Name())
+	}
+	return nil
+}
+
+// offersSecond reports whether the server will offer a second link behind this one, which is of no group yet.
+func (l *link) offersSecond() bool { return l.g.lg == nil && l.g.role == linkgroup.Server }
+
+// share returns ErrClientShare if the client has all queue pairs of the device that it may have: then only its own groups
+// make place for it, also where memory is short before that matters.
+func (l *link) share() (err error) {
+	account, client, device := l.g.s.cfg.QueuePairs, l.g.client(), l.rnic.dev.Name()
+	if account == nil {
+		return nil
+	}
+	want, had := 1, 0
+	if l.offersSecond() {
+		want = 2
+	}
+	for had < want {
+		if err = account.TakeQP(client, device); err != nil {
+			break
+		}
+		had++
+	}
+	for range had {
+		account.GiveQP(client, device)
+	}
+	if errors.Is(err, ErrClientShare) {
+		return ErrClientShare
 	}
 	return nil
 }

@@ -28,8 +28,9 @@ type Config struct {
 type Support struct {
 	V1, V2 bool
 
-	// Subnets are our IP subnets of the TCP connection's address family.
-	// Version 1 demands that the peer is in one of them (RFC 7609 §3.5.1.2).
+	// Subnets are our addresses of the TCP connection's address family, each with the
+	// length of its prefix: see MatchesPrefix. Version 1 demands that the peer is in one of
+	// these subnets (RFC 7609 §3.5.1.2).
 	Subnets []netip.Prefix
 	// AnySubnet lets a server take version 1 clients of all subnets, where
 	// the fabric is known to reach them.
