@@ -73,14 +73,14 @@ generate: ## Rebuild generated files (eBPF objects; needs clang).
 
 .PHONY: test
 test: deps cluster-tools $(if $(filter ./... ./test/vm% ./test/cluster/%,$(PKG)),vm-image) ## Run all tests, with the race detector where it can see something (PKG=./pkg/smcr/... ARGS=-run=X).
-	$(call tested,$(pure),$(if $(filter -vet=off,$(TESTER)),-vet=off) -timeout=80m,$(GO) test)
+	$(call tested,$(pure),$(if $(filter -vet=off,$(TESTER)),-vet=off) -timeout=$(PURE_TIMEOUT),$(GO) test)
 	$(call tested,$(judges))
 	$(call tested,$(together),-race -p=$(TEST_JOBS) -parallel=$(TEST_JOBS))
 	$(call tested,$(apart),-p=$(APART_JOBS))
 
 # PURE packages have no goroutines, and the simulator's share nothing but a
-# counter: the race detector sees nothing there, and takes ten times the time. They wait for nothing, and so for processors
-# only, which in CI others have first.
+# counter: the race detector sees nothing there, and takes ten times the time. They wait for nothing but processors,
+# which in CI others have first: PURE_TIMEOUT is theirs.
 pure-pattern := /(api/v1alpha1|internal/config|pkg/rdma(/internal/(ssp|wq)|/iwarp|/rocev2|/vitcp)?|pkg/sdp/(bsdh|portmap|socket)|pkg/smcr/(cdc|clc|linkgroup|llc|smcrtest))$$
 # Rules of the repository, the chart and the CRDs are judged by the tests themselves, by
 # helm and by an API server: no goroutine of this project runs in these packages.
@@ -100,6 +100,7 @@ TEST_JOBS ?= $(shell echo $$((2 * $$(nproc))))
 # The cluster takes seven minutes of a package's time, beside guests on a slow
 # machine two to three times that.
 TEST_TIMEOUT ?= 30m
+PURE_TIMEOUT ?= $(TEST_TIMEOUT)
 # Go remembers what a test said, "(cached)", until something changes that the test looked at; tools/inputs tells it
 # what tests build and run. FRESH=1 runs all of them.
 FRESH ?=

@@ -514,7 +514,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	case dir == agentapi.Outbound && !d.Required && a.holds.on && a.attachedTo(pod.pod.atts, sources, dst.Addr()):
 		say(agentapi.CodeSameNode, "plain TCP: %s", agentapi.CodeSameNode.Text())
 	case pod.pod.proxy != nil && pod.pod.proxy.out.lacks(peer.Addr()):
-		say(agentapi.CodeUndiverted, "%s: %s", map[bool]string{true: "refused", false: "plain TCP"}[d.Required && dir == agentapi.Outbound], noIPv6Detail)
+		say(agentapi.CodeUndiverted, "%s: %s", map[bool]string{true: "not let through, connect() may wait for long", false: "plain TCP"}[d.Required && dir == agentapi.Outbound], noIPv6Detail)
 	case len(e.Recent) > 0:
 		last := e.Recent[0]
 		how := map[string]string{smcr.ModeSMCR.String(): "on SMC-R", agentapi.ModeReset: "reset", agentapi.ModeEnded: "ended", agentapi.ModeConnecting: "never connected"}[last.Mode]

@@ -16,7 +16,7 @@ import (
 //
 //	the proxy starts          there is no ::1: it listens on 127.0.0.1 only
 //	net1 comes, with IPv6     nobody listens on ::1: connections to IPv6 destinations go
-//	                          directly or, where SMC-R is required, are refused
+//	                          directly or, where SMC-R is required, nowhere
 //	update, or the            listens on ::1, too; from now on these connections are
 //	heartbeat's next look     diverted as all are
 
@@ -28,6 +28,9 @@ const noIPv6Detail = "it is one of IPv6, which the pod does not have on its loop
 
 // lacks reports whether there is no listener for the connections to an address.
 func (set *listenerSet) lacks(addr netip.Addr) bool { return addr.Is6() && set.lacksIPv6() }
+
+// lacksIPv6 reports whether a listener for IPv6 is missing.
+func (px *proxy) lacksIPv6() bool { return px.in.lacksIPv6() || px.out.lacksIPv6() }
 
 // listenIPv6 opens the listeners for IPv6 that are missing, if the pod has IPv6 by now. A table that diverts to
 // them is the caller's to install.
@@ -58,10 +61,10 @@ func listenIPv6(px *proxy) {
 
 // divertIPv6 is listenIPv6 for the heartbeat: IPv6 may come without a record that changes.
 func divertIPv6(px *proxy) {
-	if !px.out.lacksIPv6() {
+	if !px.lacksIPv6() {
 		return
 	}
-	if listenIPv6(px); px.out.lacksIPv6() {
+	if listenIPv6(px); px.lacksIPv6() {
 		return
 	}
 	if err := px.updateTable(); err != nil && !errors.Is(err, linux.ErrClosed) {

@@ -285,7 +285,7 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept bool, err error) {
 			a, rerr = was, nil
 		}
 	}
-	err = p.giveBack(c, args, a, rerr)
+	err = p.giveBack(context.Background(), c, args, a, rerr)
 	var kerr error
 	switch {
 	case err == nil:
@@ -305,13 +305,19 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 	owing := owing(c.DataDir)
 	all, _, err := owing.List()
 	errs := []error{err, owing.dir.RemoveStale()}
+	ctx, cancel := context.WithTimeout(context.Background(), ipamTimeout)
+	defer cancel()
 	for _, a := range all {
 		if a.Network != c.Name || valid(a.ContainerID, a.IfName) {
 			continue
 		}
+		if ctx.Err() != nil {
+			p.tell("GC: there was no time to give the addresses of container %s back, which is tried again", a.ContainerID)
+			break
+		}
 		one := *args
 		one.ContainerID, one.IfName, one.Netns, one.Args = a.ContainerID, a.IfName, "", podArgs(a.ContainerID, a.Pod)
-		if err := p.giveBack(c, &one, a, nil); err != nil { // the plugin may be gone for good
+		if err := p.giveBack(ctx, c, &one, a, nil); err != nil { // the plugin may be gone for good
 			p.tell("GC: addresses of container %s are not given back, and are tried again: %v", a.ContainerID, err)
 			continue
 		}
@@ -321,7 +327,7 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 }
 
 // giveBack gives the addresses of an attachment back; rerr is why there is no record of it.
-func (p Plugin) giveBack(c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
+func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
 	var names []string
 	for _, d := range a.wired() {
 		if a.hasAddresses(d) {
@@ -340,7 +346,7 @@ func (p Plugin) giveBack(c NetConf, args *skel.CmdArgs, a Attachment, rerr error
 	}
 	var errs []error
 	for _, name := range names {
-		errs = append(errs, ipam{conf: c, args: args, ifName: name}.del(context.Background()))
+		errs = append(errs, ipam{conf: c, args: args, ifName: name}.del(ctx))
 	}
 	return firstError(errs)
 }
@@ -464,9 +470,8 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 	if err := c.store().CollectGarbage(c.Name, owing(c.DataDir), valid); err != nil {
 		errs = append(errs, storeError(err))
 	}
-	errs = append(errs, p.gcOwing(c, args, valid))
 	_ = p.notifyAgent(c, Event{Verb: "GC"}) // the error is on stderr
-	return firstError(append(errs, p.gcWired(c, args, valid)))
+	return firstError(append(errs, p.gcWired(c, args, valid), p.gcOwing(c, args, valid)))
 }
 
 // status fails if new pods would not be attached, but only where the network says

@@ -298,7 +298,9 @@ func (s Store) CollectGarbage(network string, owing Store, valid func(containerI
 		switch {
 		case a.Network != network || valid(a.ContainerID, a.IfName):
 		case slices.ContainsFunc(a.wired(), a.hasAddresses):
-			errs = append(errs, s.dir.MoveTo(owing.dir, a.FileName()))
+			if err := s.dir.MoveTo(owing.dir, a.FileName()); !errors.Is(err, fs.ErrNotExist) { // else a DEL was faster
+				errs = append(errs, err)
+			}
 		default:
 			errs = append(errs, s.remove(a.FileName()))
 		}

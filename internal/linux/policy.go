@@ -43,7 +43,7 @@ type RedirectConfig struct {
 	// IPv4Only says that the agent listens on 127.0.0.1 only, as the namespace has no IPv6 on
 	// loopback. Then no IPv6 connection can be diverted: those to destinations in Outbound are
 	// refused, unless Hold leaves the verdict to the agent, and those from the network go to
-	// the application.
+	// the application. A program learns of the refusal only if loopback has IPv6 after all.
 	IPv4Only bool
 	// Outbound selects the destinations. None: nothing is diverted.
 	Outbound []OutboundRule

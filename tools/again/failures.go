@@ -29,7 +29,8 @@ var (
 
 // failures finds the failed tests in the output of go test. why is not empty if none may run again.
 func failures(output string) (failed []failure, why string) {
-	ended := 0 // of failed, those whose package is known
+	ended := 0       // of failed, those whose package is known
+	counted := false // the package's tests have all run: package testing says FAIL behind them
 	for line := range strings.Lines(output) {
 		line = strings.TrimRight(line, "\n")
 		pkg, end := strings.CutPrefix(line, "FAIL\t")
@@ -45,9 +46,14 @@ func failures(output string) (failed []failure, why string) {
 			}
 		case seed != nil && ended < len(failed):
 			failed[len(failed)-1].Seed = seed[1]
+		case line == "FAIL":
+			counted = true
 		case end && (ended == len(failed) || strings.HasSuffix(pkg, "]")): // [build failed], or by os.Exit
 			return nil, "a package failed, and no test of it"
+		case end && !counted:
+			return nil, "a test ended its process"
 		case end:
+			counted = false
 			pkg, _, _ = strings.Cut(pkg, "\t")
 			for ; ended < len(failed); ended++ {
 				failed[ended].Pkg = pkg

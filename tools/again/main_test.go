@@ -102,6 +102,7 @@ func TestFailures(t *testing.T) {
 		"a data race":         {"==================\nWARNING: DATA RACE\n--- FAIL: TestA (0.1s)\nFAIL\tp\t0.1s\n", "a data race is a defect"},
 		"a time-out":          {"panic: test timed out after 1s\nFAIL\tp\t1s\n", "a test ended its process"},
 		"a process that dies": {"fatal error: all goroutines are asleep\nFAIL\tp\t1s\n", "a test ended its process"},
+		"one that is killed":  {"--- FAIL: TestA (0.1s)\nsignal: killed\nFAIL\tp\t1s\nFAIL\n", "a test ended its process"},
 		"nothing":             {"", "it is not said which tests failed"},
 		"cut off":             {"--- FAIL: TestA (0.1s)\n", "it is not said which tests failed"},
 	} {

@@ -85,7 +85,7 @@ spec: {nodeName: n1, containers: [{name: nginx, image: "` + image.Nginx + `"}]}
 // the product do.
 func TestCluster(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.ClusterTools, testenv.Program("nginx"), testenv.Program("curl"))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Minute)
 	defer cancel()
 	images, err := image.Build(ctx, t.TempDir(), image.Nginx, image.Curl)
 	if err != nil {
@@ -379,7 +379,7 @@ func inheritable(t *testing.T) string {
 // TestCluster in what a Config can say.
 func TestKilledSupervisor(t *testing.T) {
 	testenv.Need(t, testenv.Root, testenv.NetAdmin, testenv.ClusterTools)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	logs := t.TempDir()
 	inherited := inheritable(t)
