@@ -30,7 +30,7 @@ const noIPv6Detail = "it is one of IPv6, which the pod does not have on its loop
 func (set *listenerSet) lacks(addr netip.Addr) bool { return addr.Is6() && set.lacksIPv6() }
 
 // lacksIPv6 reports whether a listener for IPv6 is missing.
-func (px *proxy) lacksIPv6() bool { return px.in.lacksIPv6() || px.out.lacksIPv6() }
+func lacksIPv6(px *proxy) bool { return px.in.lacksIPv6() || px.out.lacksIPv6() }
 
 // listenIPv6 opens the listeners for IPv6 that are missing, if the pod has IPv6 by now. A table that diverts to
 // them is the caller's to install.
@@ -61,10 +61,10 @@ func listenIPv6(px *proxy) {
 
 // divertIPv6 is listenIPv6 for the heartbeat: IPv6 may come without a record that changes.
 func divertIPv6(px *proxy) {
-	if !px.lacksIPv6() {
+	if !lacksIPv6(px) {
 		return
 	}
-	if listenIPv6(px); px.lacksIPv6() {
+	if listenIPv6(px); lacksIPv6(px) {
 		return
 	}
 	if err := px.updateTable(); err != nil && !errors.Is(err, linux.ErrClosed) {

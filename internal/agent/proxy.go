@@ -248,7 +248,7 @@ func (px *proxy) redirectConfig() linux.RedirectConfig {
 		cfg.Required = outboundRules(must)
 	}
 	cfg.Outbound = outboundRules(px.selections(n, pods))
-	if cfg.IPv4Only = px.lacksIPv6(); cfg.IPv4Only {
+	if cfg.IPv4Only = lacksIPv6(px); cfg.IPv4Only {
 		cfg.Outbound = withoutIPv6(cfg.Outbound, outboundRules(n.OutboundRequired(pods...)))
 	}
 	if px.agent.option != nil && px.mismatch() == config.MismatchNone && !mesh { // else a SYN-ACK could not answer the option, or must not
