@@ -281,7 +281,7 @@ func (n *node) badInput(t *testing.T) {
 		},
 		{
 			name: "a full disk for the record", device: vf, fields: map[string]any{"mode": "move"},
-			prepare: "mkdir -p " + records + "; mount -t tmpfs -o size=4k,nr_inodes=3 full " + records + "; head -c 4096 /dev/zero >" + records + "/full",
+			prepare: "mkdir -p " + records + "; mount -t tmpfs -o size=4k,nr_inodes=3,mode=755 full " + records + "; head -c 4096 /dev/zero >" + records + "/full",
 			undo:    "umount " + records,
 			want:    []string{"space"},
 		},
