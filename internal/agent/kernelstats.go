@@ -71,7 +71,7 @@ func (s *kernelStats) add(k *kernelPod) {
 		return
 	}
 	s.last[k.net.id()] = c
-	if all(&c) < all(&before) { // the module was loaded anew
+	if isNew(&c, &before) { // the module was loaded anew
 		before = smcnl.Counters{}
 	}
 	d := c.Sub(before)
@@ -84,8 +84,11 @@ func (s *kernelStats) add(k *kernelPod) {
 	}
 }
 
-// all is the number of connections.
-func all(c *smcnl.Counters) uint64 { return c.Successes() + c.ClientFallbacks + c.ServerFallbacks }
+// isNew reports whether a pod's counters began anew since before: one of them is less.
+func isNew(c, before *smcnl.Counters) bool {
+	return c.ClientV1 < before.ClientV1 || c.ClientV2 < before.ClientV2 || c.ServerV1 < before.ServerV1 || c.ServerV2 < before.ServerV2 ||
+		c.ClientFallbacks < before.ClientFallbacks || c.ServerFallbacks < before.ServerFallbacks
+}
 
 // end counts a pod for the last time.
 func (s *kernelStats) end(k *kernelPod) {

@@ -67,6 +67,8 @@ func TestKernelStats(t *testing.T) {
 	s.change(func() { s.witness.failed = nil })
 	count(1, smcnl.Counters{ClientV2: 5}) // the module was loaded anew
 	expect("counters went back", `connections_total{direction="outbound",mode="SMC-R"} 9`, `connections_total{direction="inbound",mode="TCP"} 2`)
+	count(1, smcnl.Counters{ServerFallbacks: 5}) // and once more, with as many connections since
+	expect("counters went back and on", `connections_total{direction="outbound",mode="SMC-R"} 9`, `connections_total{direction="inbound",mode="TCP"} 7`)
 	count(2, smcnl.Counters{ClientV1: 1, ServerV1: 2, ServerV2: 7, ClientFallbacks: 4})
 	must(t, b.store.Delete("b", "eth0"))
 	b.sync()

@@ -207,9 +207,9 @@ type sums struct {
 	bytesSMCR uint64     // at the last scrape
 }
 
-// carried is the counter of bytes on SMC-R. A session that is just ending is counted twice for a
-// moment, among the ended and among the live ones. The counter must not go back after that, or
-// Prometheus takes it for a restart.
+// carried is the counter of bytes on SMC-R. A session that ends during a scrape is among neither the ended ones, which are summed
+// first, nor the live ones: the counter stands still until the next scrape, and must not go back, or Prometheus takes
+// it for a restart.
 func (s *sums) carried(ended, live uint64) uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,6 +226,7 @@ func (s *sums) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByColle
 
 // Collect implements prometheus.Collector.
 func (s *sums) Collect(ch chan<- prometheus.Metric) {
+	t := s.sum() // before the live ones: who ends between the two is in neither, and not in both
 	g := s.look()
 	gauge := func(d *prometheus.Desc, v int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
@@ -233,7 +234,6 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	conns := desc("connections", "Connections that the agent carries now.", "mode")
 	gauge(conns, g.sessionsSMCR, smcr.ModeSMCR.String())
 	gauge(conns, g.sessionsTCP, smcr.ModeTCP.String())
-	t := s.sum()
 	bytes := desc("relayed_bytes_total", "Bytes of connections, both directions together, by what carried them; TCP: of ended ones.", "mode")
 	counter := func(v uint64, mode smcr.Mode) {
 		ch <- prometheus.MustNewConstMetric(bytes, prometheus.CounterValue, float64(v), mode.String())

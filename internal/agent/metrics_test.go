@@ -10,12 +10,40 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
+
+// TestSums_endsDuringScrape: a session that ends while live ones are looked at is not counted twice.
+func TestSums_endsDuringScrape(t *testing.T) {
+	ended := uint64(0)
+	s := &sums{
+		sum: func() totals { return totals{bytesSMCR: ended} },
+		look: func() gauges {
+			live := 1000 - ended
+			ended = 1000
+			return gauges{bytesSMCR: live}
+		},
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(s)
+	families, err := reg.Gather()
+	must(t, err)
+	for _, f := range families {
+		if f.GetName() != "kube_smcr_relayed_bytes_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			if n := m.GetCounter().GetValue(); n > 1000 {
+				t.Errorf("%v bytes, and 1000 were carried", n)
+			}
+		}
+	}
+}
 
 // A connection that ends is for a moment counted twice, and then once: the
 // counter that Prometheus sees must not go back.

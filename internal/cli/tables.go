@@ -251,7 +251,7 @@ func PrintAttachments(w io.Writer, a agentapi.Attachments) error {
 	if len(a.Bypasses) > 0 {
 		rows = append(rows, "", Row("POD", "NOT DIVERTED", "REASON", "FOR"))
 		for _, b := range a.Bypasses {
-			rows = append(rows, Row(b.Pod, b.Dest, b.Reason, time.Until(b.Until).Round(time.Second)))
+			rows = append(rows, Row(b.Pod, b.Dest, b.Reason, max(time.Until(b.Until), 0).Round(time.Second)))
 		}
 	}
 	for _, m := range a.Malformed {
@@ -322,7 +322,7 @@ func opened(t time.Time) string {
 }
 
 func age(t time.Time) string {
-	d := time.Since(t)
+	d := max(time.Since(t), 0) // the time may be another machine's
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%ds", int(d.Seconds()))

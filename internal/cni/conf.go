@@ -146,7 +146,7 @@ func (c NetConf) validate() error {
 		return confError("agentSocket", "%q is not an absolute path", c.AgentSocket)
 	case len(c.AgentSocket) > maxSocketPath:
 		return confError("agentSocket", "has %d bytes, a Unix socket's path has at most %d", len(c.AgentSocket), maxSocketPath)
-	case c.AgentTimeoutMilliseconds < 0 || c.agentTimeout() > maxAgentTimeout:
+	case c.AgentTimeoutMilliseconds < 0 || int64(c.AgentTimeoutMilliseconds) > maxAgentTimeout.Milliseconds():
 		return confError("agentTimeoutMilliseconds", "is %d, must be between 0 (default, %d) and %d",
 			c.AgentTimeoutMilliseconds, defaultAgentTimeout.Milliseconds(), maxAgentTimeout.Milliseconds())
 	}

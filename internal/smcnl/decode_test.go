@@ -63,6 +63,16 @@ func TestDecode_counters(t *testing.T) {
 	}
 }
 
+// TestCounters_differAcrossWrap: the kernel counts each kind of fallback in 16 bits.
+func TestCounters_differAcrossWrap(t *testing.T) {
+	noDev, declined := Fallback{Server, clc.ReasonNoDev}, Fallback{Client, clc.ReasonPeerDecl}
+	before := Counters{Fallbacks: map[Fallback]uint64{noDev: 65530, declined: 65535}}
+	after := Counters{Fallbacks: map[Fallback]uint64{noDev: 4}}
+	if diff := cmp.Diff(map[Fallback]uint64{noDev: 10, declined: 1}, after.Sub(before).Fallbacks); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
 func TestCounters_differ(t *testing.T) {
 	before := Counters{ClientV2: 3, RxBytes: 10, Fallbacks: map[Fallback]uint64{{Server, clc.ReasonNoDev}: 2, {Client, clc.ReasonPeerDecl}: 1}, ClientFallbacks: 1, ServerFallbacks: 2}
 	after := before

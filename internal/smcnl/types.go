@@ -92,7 +92,8 @@ type Buffers struct {
 func (c Counters) Successes() uint64 { return c.ClientV1 + c.ClientV2 + c.ServerV1 + c.ServerV2 }
 
 // Sub is what happened between before and c. Kinds of fallbacks that did not
-// happen are left out.
+// happen are left out. The kernel counts each kind in 16 bits, so that fewer than 65,536 of one must
+// have happened; its totals have 64.
 func (c Counters) Sub(before Counters) Counters {
 	d := Counters{
 		ClientV1: c.ClientV1 - before.ClientV1, ClientV2: c.ClientV2 - before.ClientV2,
@@ -104,13 +105,19 @@ func (c Counters) Sub(before Counters) Counters {
 		Urgent: c.Urgent - before.Urgent,
 		Rx:     c.Rx.sub(before.Rx), Tx: c.Tx.sub(before.Tx),
 	}
-	for f, n := range c.Fallbacks {
-		if n -= before.Fallbacks[f]; n != 0 {
+	note := func(f Fallback) {
+		if n := uint16(c.Fallbacks[f] - before.Fallbacks[f]); n != 0 { //nolint:gosec // modulo 65,536 is the point
 			if d.Fallbacks == nil {
 				d.Fallbacks = make(map[Fallback]uint64)
 			}
-			d.Fallbacks[f] = n
+			d.Fallbacks[f] = uint64(n)
 		}
+	}
+	for f := range c.Fallbacks {
+		note(f)
+	}
+	for f := range before.Fallbacks { // one that is 0 again is not in c
+		note(f)
 	}
 	return d
 }
