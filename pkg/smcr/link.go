@@ -204,8 +204,8 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 	}
 	slot := int(wc.ID)
 	msg := l.message(slot, int(wc.Bytes))
-	if g.lg.AwaitsEarlier(msg) {
-		// The message says what came over a link that was lost. Maybe the same has come
+	if g.lg.AwaitsEarlier(l.index, msg) {
+		// The message says, or takes for granted, what came over another link. Maybe the same has come
 		// here, and only that link's completion queue was not looked at yet.
 		g.s.devices.drain(now, l.rnic)
 	}

@@ -105,7 +105,7 @@ var (
 	ErrOverrun      = errors.New("cdc: producer cursor passes the consumer cursor")
 	ErrUnsent       = errors.New("cdc: consumer cursor passes what was sent")
 	ErrAfterEnd     = errors.New("cdc: data after the end of the stream")
-	ErrLostData     = errors.New("cdc: failover validation names a message that never arrived")
+	ErrLostData     = errors.New("cdc: the peer changed its link, and a message never arrived")
 )
 
 // NewConn returns a connection that can receive; Activate makes it send.
@@ -249,6 +249,7 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 	if err := c.moveCursors(m); err != nil {
 		return c.Abort(), err
 	}
+	reset := c.end.wantAbort
 	c.recvMsgs.seq = m.Seq
 	c.recv.peerBlocked = m.Flags.WriterBlocked()
 	c.recv.updateAsked = c.recv.updateAsked || m.Flags.CursorUpdateRequested()
@@ -265,6 +266,9 @@ func (c *Conn) HandleMessage(m Message) (Events, error) {
 	if c.end.state == Closed {
 		ev |= Ended
 	}
+	if reset {
+		ev &^= PeerDone // a stream that was reset has no end
+	}
 	return ev, nil
 }
 
@@ -278,7 +282,7 @@ func (c *Conn) moveCursors(m Message) error {
 	if err != nil {
 		return fmt.Errorf("producer cursor: %w", err)
 	}
-	if prod > c.recv.peerProduced && c.PeerIsDone() {
+	if prod > c.recv.peerProduced && c.PeerIsDone() && !c.end.wantAbort {
 		return fmt.Errorf("%w: position %d after %d", ErrAfterEnd, prod, c.recv.peerProduced)
 	}
 	if !c.recv.hasRoom(prod) {
@@ -294,7 +298,9 @@ func (c *Conn) moveCursors(m Message) error {
 		}
 		c.send.consume(cons)
 	}
-	c.recv.peerProduced = prod
+	if !c.end.wantAbort { // what comes after a reset may be behind bytes that never came
+		c.recv.peerProduced = prod
+	}
 	c.recvMsgs.replaying = c.recvMsgs.replaying && !c.recv.isAt(m.Prod)
 	return nil
 }

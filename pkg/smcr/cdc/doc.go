@@ -35,7 +35,8 @@
 // all that may be lost (4.6.2). A message that came over the lost link may be
 // handed in late; one that was acknowledged there must be handed in before the
 // peer's validation message, or else the connection is reset. [Conn.Misses]
-// tells when to look for such messages first.
+// tells when to look for such messages first, and so does [Conn.Skips] for a peer that changes the link
+// of a connection without a validation message, as Linux does while the connection is being closed.
 //
 // # Snapshots
 //

@@ -67,16 +67,44 @@ func (c *Conn) handleValidation(seq uint16) (Events, error) {
 	return 0, nil
 }
 
-// IsValidation reports whether a message, not parsed yet, is a failover
-// validation message.
-func IsValidation(b []byte) bool {
-	return len(b) >= Size && b[0] == Type && Flags(b[24])<<8&flagFailoverValidation != 0
-}
-
 // Misses reports whether a failover validation message would reset the
 // connection, since the validation names a message that was not handed in. That is
 // data loss only if the named message does not wait in the completion queue of the
 // lost link, which the owner must look at first.
 func (c *Conn) Misses(m Message) bool {
 	return m.Flags.FailoverValidation() && c.end.state != Closed && !c.WasAborted() && c.recvMsgs.misses(m.Seq)
+}
+
+// Skips reports whether a message announces bytes, and messages before it, which may have announced some of
+// them, were not handed in. On one link that cannot be. Over another link than before such a message may come after a
+// validation message: what it announces was written anew then.
+func (c *Conn) Skips(m Message) bool {
+	return !m.Flags.FailoverValidation() && c.end.state != Closed && SeqNewer(m.Seq, c.recvMsgs.seq+1) && !c.recv.isAt(m.Prod)
+}
+
+// IsReplaying reports whether the peer has sent a validation message and has not said again all that it had said before.
+func (c *Conn) IsReplaying() bool { return c.recvMsgs.replaying }
+
+// HandleSkip takes a message that Skips is true of, and that came over another link than the one before without a
+// validation message. Linux moves a connection so, whatever is under way, from the first D or C of either side on:
+//
+//	the peer, old link                      the peer, new link              we
+//	  7: WRITE of bytes 0 to 9  -->|
+//	  the link is lost             |        8: WRITE of 10 to 19  -->       nobody writes 0 to 9
+//
+// So the connection is reset. If the message is the peer's last word, nothing else is awaited.
+func (c *Conn) HandleSkip(m Message) (Events, error) {
+	if m.Flags.Abort() || c.WasAborted() {
+		return c.HandleMessage(m)
+	}
+	last := c.recvMsgs.seq
+	c.recvMsgs.seq = m.Seq
+	ev := c.Abort()
+	if m.Flags.Closed() {
+		c.end.handleClosed() // not an end for the application, which has not got all
+	}
+	if c.end.state == Closed {
+		ev |= Ended
+	}
+	return ev, fmt.Errorf("%w: sequence number %d after %d", ErrLostData, m.Seq, last)
 }

@@ -347,3 +347,62 @@ func TestSection4_6_1_BeforeActivate(t *testing.T) {
 		t.Errorf("sends %+v", tr)
 	}
 }
+
+// A message that leaves others out and announces bytes, over another link than before and without a validation
+// message, resets the connection. The application gets what came before, and neither bytes that came later nor an end.
+func TestSection4_6_1_LeftOut(t *testing.T) {
+	done, closed, aborted := cdc.Flags(0).WithSendingDone(), cdc.Flags(0).WithClosed(), cdc.Flags(0).WithAbort()
+	for _, tt := range []struct {
+		name   string
+		before string // what happened here
+		flags  cdc.Flags
+		want   cdc.Events
+		state  cdc.State
+		err    error
+	}{
+		{"data", "shutdown", 0, cdc.Aborted, cdc.PeerAbortWait, cdc.ErrLostData},
+		{"data and D", "shutdown", done, cdc.Aborted, cdc.PeerAbortWait, cdc.ErrLostData},
+		{"data and C", "shutdown", closed, cdc.Aborted, cdc.Closed, cdc.ErrLostData},
+		{"data and C, closed here", "close", closed, cdc.Aborted | cdc.Ended, cdc.Closed, cdc.ErrLostData},
+		{"data and A", "shutdown", aborted, cdc.Aborted, cdc.Closed, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSide(t, cdc.Ring{Size: 1 << 14})
+			s.prod = 10
+			if err := s.receive(0); err != nil {
+				t.Fatal(err)
+			}
+			if tt.before == "close" {
+				s.c.Consume(10)
+			}
+			s.do(tt.before)
+			m := cdc.Message{Seq: s.seq + 3, Token: testToken, Prod: s.local.Cursor(40), Cons: s.peer.Cursor(0), Flags: tt.flags}
+			if !s.c.Skips(m) {
+				t.Fatal("Skips() = false")
+			}
+			ev, err := s.c.HandleSkip(m)
+			s.flush()
+			if ev != tt.want || !errors.Is(err, tt.err) || s.c.State() != tt.state {
+				t.Errorf("events %v, error %v, state %v, want %v, %v, %v", ev, err, s.c.State(), tt.want, tt.err, tt.state)
+			}
+			s.seq, s.prod, s.events = s.seq+3, 50, 0
+			if err := s.receive(done); err != nil || s.events&cdc.PeerDone != 0 || s.c.PeerProduced() != 10 {
+				t.Errorf("later: error %v, events %v, position %d", err, s.events, s.c.PeerProduced())
+			}
+			if err := s.receive(closed); err != nil || s.events&cdc.PeerDone != 0 || s.c.State() != cdc.Closed {
+				t.Errorf("at the end: error %v, events %v, state %v", err, s.events, s.c.State())
+			}
+		})
+	}
+	s := newSide(t, cdc.Ring{Size: 1 << 14})
+	for _, m := range []cdc.Message{
+		{Seq: 1, Prod: s.local.Cursor(10)},
+		{Seq: 2, Prod: s.local.Cursor(0)},
+		{Seq: 9, Prod: s.local.Cursor(10), Flags: cdc.Flags(0).WithFailoverValidation()},
+		{Seq: 0xffff, Prod: s.local.Cursor(10)},
+	} {
+		if s.c.Skips(m) {
+			t.Errorf("%v leaves something out", m)
+		}
+	}
+}

@@ -491,18 +491,27 @@ func (c *Conn) handleSent() {
 	c.enqueue()
 }
 
+// take has the streams take a message, which leaves others out or does not.
+func (c *Conn) take(m cdc.Message, skips bool) (cdc.Events, error) {
+	if skips {
+		return c.data.HandleSkip(m)
+	}
+	return c.data.HandleMessage(m)
+}
+
 func (c *Conn) handleMessage(now time.Time, l *link, m cdc.Message) error {
 	c.messagesRecv++
 	before, closed := c.data.PeerProduced(), c.data.State() == cdc.Closed
-	ev, err := c.data.HandleMessage(m)
+	skips := c.skips(l, m)
+	ev, err := c.take(m, skips)
 	l.recv += c.data.PeerProduced() - before
 	stale := errors.Is(err, cdc.ErrStaleMessage)
 	if stale {
 		c.g.Discarded++
 		err = nil
 	}
-	if !stale && !closed && err == nil {
-		c.peerSpoke(now, l, m.Flags.FailoverValidation())
+	if !stale && !closed && (err == nil || skips) {
+		c.peerSpoke(now, l, m.Flags.FailoverValidation(), skips)
 	}
 	switch {
 	case ev&cdc.Aborted != 0 && c.data.State() != cdc.Closed:

@@ -245,7 +245,10 @@ func (c *Conn) failover(l *link) {
 // nothing was under way nothing follows the validation message, and the next number may come over
 // a link that the connection has moved to in order: then the validation messages before are settled. But not one over the
 // link that the peer used before, as far as we know: it has moved there in order, lost that link, and come back.
-func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
+//
+// A message that leaves others out without a validation message says the same: the peer, a Linux that closes the
+// connection, has moved with something under way.
+func (c *Conn) peerSpoke(now time.Time, l *link, validation, skips bool) {
 	set := uint8(1) << l.index
 	switch {
 	case !l.isUp():
@@ -255,7 +258,7 @@ func (c *Conn) peerSpoke(now time.Time, l *link, validation bool) {
 		return
 	}
 	g, old := c.g, c.at(c.peerLink)
-	failedOver := c.cameTo&set != 0
+	failedOver := c.cameTo&set != 0 || skips
 	c.cameTo &^= set
 	if !failedOver && old != l {
 		c.cameTo &= bitOf(old)

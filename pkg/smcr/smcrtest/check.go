@@ -69,7 +69,7 @@ func (w *World) checkOpen() {
 			}
 		case w.cfg.Linux[c.peers[0]] && w.cfg.Linux[c.peers[1]]:
 			// They lose RKeys when CONFIRM RKEY and ADD LINK cross.
-		case c.ended || !c.opened || c.path.excused != "" || c.path.dead[0] || c.path.dead[1]:
+		case c.ended || c.lost || !c.opened || c.path.excused != "" || c.path.dead[0] || c.path.dead[1]:
 		default:
 			for side, e := range c.ends() {
 				if e != nil && e.progress().aborted {

@@ -40,7 +40,8 @@
 // A peer is either this project's package linkgroup, or a model of the Linux
 // kernel's SMC-R, written apart from it: one RMBE per RMB, CONFIRM RKEY before
 // and DELETE RKEY after each connection, its own rules for window updates, two
-// links, one LLC flow at a time, and requests dropped when exchanges cross.
+// links, one LLC flow at a time, and requests dropped when exchanges cross. What it has under way when it moves a
+// connection that is being closed to another link, it loses.
 //
 // # Handovers
 //

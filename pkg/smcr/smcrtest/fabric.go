@@ -456,7 +456,7 @@ func (q *qp) arrive(wr work) bool {
 	if w.cfg.RFC && wr.msg[0] == byte(llc.TypeConfirmLink) {
 		wr.msg[3] &^= byte(llc.NoRMBEEyecatcher)
 	}
-	if err := p.nodes[to].recv(p.clock(to), t.index, wr.bytes()); err != nil {
+	if err := p.nodes[to].recv(p.clock(to), t.index, wr.bytes()); err != nil && (!errors.Is(err, cdc.ErrLostData) || !p.hasLost()) {
 		w.fault("peer %d refuses %s: %w", p.peers[to], describe(p.nodes[q.side].dialect(), wr.bytes()), err)
 	}
 	return true

@@ -31,9 +31,11 @@ func (c *linuxClosing) hasSentLast() bool { return c.sentC || c.sentA }
 // hasGotLast reports whether the peer's last word came.
 func (c *linuxClosing) hasGotLast() bool { return c.gotC || c.gotA }
 
-// isEnding reports whether the connection just moves to another link, without a validation
-// message, if nothing is under way.
-func (c *linuxClosing) isEnding() bool { return c.closed || c.hasGotLast() || c.reset }
+// isEnding reports whether the connection is in one of the kernel's closing states: it just moves to another
+// link, without a validation message.
+func (c *linuxClosing) isEnding() bool {
+	return c.closed || c.hasGotLast() || c.reset || c.gotD || c.sentD
+}
 
 // isOver reports whether application and peer are done, and know it.
 func (c *linuxClosing) isOver() bool {

@@ -31,3 +31,23 @@ func TestLinuxClosing(t *testing.T) {
 		t.Errorf("answered with %v, want A alone", r.flags())
 	}
 }
+
+// A connection that either side has begun to close is in one of the closing states.
+func TestLinuxClosing_isEnding(t *testing.T) {
+	for _, c := range []struct {
+		closing linuxClosing
+		want    bool
+	}{
+		{linuxClosing{}, false},
+		{linuxClosing{shut: true}, false},
+		{linuxClosing{sentD: true}, true},
+		{linuxClosing{gotD: true}, true},
+		{linuxClosing{gotC: true}, true},
+		{linuxClosing{closed: true}, true},
+		{linuxClosing{reset: true}, true},
+	} {
+		if got := c.closing.isEnding(); got != c.want {
+			t.Errorf("%v: %t", &c.closing, got)
+		}
+	}
+}

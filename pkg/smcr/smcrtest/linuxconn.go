@@ -140,7 +140,11 @@ func (c *linuxConn) resetIfUndeliverable() {
 
 // switchTo moves the connection to another link. What was not acknowledged is
 // sent again, after a validation message; a connection that is closing just
-// moves.
+// moves, and what was under way is lost.
+//
+// The kernel would not say its consumer cursor and the flags of its end again either, before it has something else to say.
+// Its applications have, sooner or later; here the kernel says both at once. Two kernels would lose data without a word:
+// where the peer is one, too, a connection that is closing moves like others.
 func (c *linuxConn) switchTo(to *linuxLink) {
 	underWay := len(c.msgs.unacked) > 0
 	c.link, c.msgs.moved = to, true
@@ -148,12 +152,26 @@ func (c *linuxConn) switchTo(to *linuxLink) {
 	if !c.ready || c.closing.killed || !underWay && c.closing.isEnding() {
 		return
 	}
+	c.msgs.tell = true // the last consumer cursor may be lost
+	c.closing.resend = c.closing.hasSentAny()
+	if c.closing.isEnding() && !c.l.w.cfg.Linux[c.l.p.peers[1-c.l.side]] {
+		c.l.w.conns[c.name].lost = true
+		return
+	}
 	c.out.goBack()
 	c.resetIfUndeliverable()
 	c.msgs.validate = true
-	c.msgs.tell = true // the last consumer cursor may be lost
-	c.closing.resend = c.closing.hasSentAny()
 	c.out.urgentSent = false
+}
+
+// hasLost reports whether the kernel's model has lost data of a connection of the path, which may be reset for that.
+func (p *path) hasLost() bool {
+	for _, c := range p.w.conns {
+		if c.path == p && c.lost {
+			return true
+		}
+	}
+	return false
 }
 
 // window is where the peer may write.

@@ -124,6 +124,7 @@ type pair struct {
 	opened bool    // the client may write
 	stands [2]bool // an application has the connection
 	ended  bool    // an application closed or reset it
+	lost   bool    // the kernel's model moved it with data under way that it will not write again
 	failed error
 	// kept: a side may keep its RMBE until the group ends, since nobody told it
 	// that the peer will not write.
