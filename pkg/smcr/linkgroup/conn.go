@@ -39,7 +39,7 @@ type Conn struct {
 	queued   bool
 	done     bool
 	zombie   bool  // given up; the peer may still write the RMBE
-	replaced bool  // the peer uses its RMBE for another connection
+	replaced bool  // the peer uses its RMBE for another connection, or not any more
 	next     *Conn // in the ready queue
 
 	clockPrev, clockNext *Conn // in the group's clocks
@@ -477,7 +477,7 @@ func (c *Conn) expire(now time.Time) {
 }
 
 // replace ends a connection of which the peer knows nothing any more, since it
-// gave its RMBE to another one (§4.4.2). Nothing may be written there.
+// gave its RMBE to another one (§4.4.2), or took the RMBE back. Nothing may be written there.
 func (c *Conn) replace() {
 	c.replaced = true
 	c.raise(c.data.Fail())

@@ -143,11 +143,19 @@ func (p *peerKeys) forget(g *Group, link LinkIndex, key rdma.RKey) bool {
 		return false
 	}
 	for _, c := range g.conns.list {
-		if c != nil && c.peerRMB == t && !c.done && !c.data.HasSentClose() && !c.data.PeerReleased() {
+		if c == nil || c.peerRMB != t || c.done || c.data.PeerReleased() {
+			continue
+		}
+		switch {
+		case !c.data.HasSentClose():
 			// The peer has given up the connection, and its message about that was lost.
 			// Another write into the RMB would break the link.
 			c.raise(c.data.Abort())
 			c.enqueue()
+		case c.data.WasAborted() && c.data.PeerIsDone():
+			// Linux does not answer the reset of a connection that both sides have half closed, we first. All
+			// that it wrote came before its D, so nobody writes our RMBE any more.
+			c.replace()
 		}
 	}
 	return true

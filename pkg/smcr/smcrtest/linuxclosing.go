@@ -15,6 +15,8 @@ type linuxClosing struct {
 	shut, closed, reset bool // by the application
 	sentD, sentC, sentA bool
 	gotD, gotC, gotA    bool
+	second              bool // we sent D after the peer's
+	silent              bool // reset by the peer when both had sent D, we second: the kernel does not answer
 	eofSeen             bool
 	killed              bool // with its group or its rendezvous
 }
@@ -25,8 +27,8 @@ func (c *linuxClosing) aborted() bool { return c.reset || c.gotA || c.killed }
 // hasSentAny reports whether a closing flag was sent.
 func (c *linuxClosing) hasSentAny() bool { return c.sentD || c.sentC || c.sentA }
 
-// hasSentLast reports whether our last word was sent.
-func (c *linuxClosing) hasSentLast() bool { return c.sentC || c.sentA }
+// hasSentLast reports whether our last word was sent, or there is none.
+func (c *linuxClosing) hasSentLast() bool { return c.sentC || c.sentA || c.silent }
 
 // hasGotLast reports whether the peer's last word came.
 func (c *linuxClosing) hasGotLast() bool { return c.gotC || c.gotA }
@@ -51,11 +53,15 @@ func (c *linuxClosing) take(f cdc.Flags) {
 	c.gotD = c.gotD || f.SendingDone()
 	c.gotC = c.gotC || f.Closed()
 	c.gotA = c.gotA || f.Abort()
+	if c.gotA && c.second && !c.hasSentLast() {
+		c.silent, c.resend = true, false
+	}
 }
 
 // sent notes the flags that the next message has.
 func (c *linuxClosing) sent(d, closed, abort bool) {
 	c.resend = false
+	c.second = c.second || d && !abort && !c.sentD && c.gotD
 	c.sentD = c.sentD || d && !abort
 	c.sentC = c.sentC || closed
 	c.sentA = c.sentA || abort

@@ -30,6 +30,20 @@ func TestLinuxClosing(t *testing.T) {
 	if r.sent(true, false, true); r.flags() != cdc.Flags(0).WithAbort() || !r.isOver() {
 		t.Errorf("answered with %v, want A alone", r.flags())
 	}
+	s := linuxClosing{}
+	s.take(cdc.Flags(0).WithSendingDone())
+	s.sent(true, false, false)
+	s.take(cdc.Flags(0).WithSendingDone().WithAbort())
+	if s.closed = true; !s.hasSentLast() || !s.isOver() || s.hasSentAny() && s.flags() != cdc.Flags(0).WithSendingDone() {
+		t.Errorf("reset when both had half closed, the peer first: %v, want no answer", &s)
+	}
+	f := linuxClosing{}
+	f.sent(true, false, false)
+	f.take(cdc.Flags(0).WithSendingDone())
+	f.take(cdc.Flags(0).WithSendingDone().WithAbort())
+	if f.closed = true; f.hasSentLast() || !f.abortDue() {
+		t.Errorf("reset when both had half closed, we first: %v, want an answer", &f)
+	}
 }
 
 // A connection that either side has begun to close is in one of the closing states.

@@ -153,7 +153,7 @@ func (c *linuxConn) switchTo(to *linuxLink) {
 		return
 	}
 	c.msgs.tell = true // the last consumer cursor may be lost
-	c.closing.resend = c.closing.hasSentAny()
+	c.closing.resend = c.closing.hasSentAny() && !c.closing.silent
 	if c.closing.isEnding() && !c.l.w.cfg.Linux[c.l.p.peers[1-c.l.side]] {
 		c.l.w.conns[c.name].lost = true
 		return
