@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -213,23 +212,7 @@ func (v View) Attachments() agentapi.Attachments {
 				x.Datapath = config.DatapathKernel.String()
 			}
 			x.NotKernel = notKernelBecause(n, p, podOf(att))
-			switch lack := a.unableFor(p); {
-			case p.state == podIdle && p.kernel != nil:
-				x.Detail = cmp.Or(p.kernel.revoked.problem, leavingBecause(p.err))
-				if len(x.Policies) > 0 {
-					x.Reason = agentapi.CodeOldSockets
-				}
-			case p.err != nil:
-				x.Detail = p.err.Error()
-			case p.state == podKernel:
-				x.Detail = p.kernel.revoked.problem
-			case p.state == podIdle && isHostPod(p.atts):
-				x.Detail = x.NotKernel
-			case p.state == podIdle:
-				x.Detail = idleBecause(lack.why, n, podOf(att), p.set)
-			case p.state == podReady:
-				x.Detail, x.Reason = cmp.Or(lack.why, p.proxy.whyUnheld(), p.proxy.unreadableRules()), lack.code // the pod's connections are plain TCP, or refused
-			}
+			a.sayLack(&x, n, p, podOf(att))
 			switch {
 			case p.set.Own():
 				for _, d := range p.set.States() {
@@ -250,16 +233,52 @@ func (v View) Attachments() agentapi.Attachments {
 	return out
 }
 
-// idleBecause says why nothing is diverted in an idle pod.
-func idleBecause(unable string, n *config.Node, pod config.Pod, set *rnics.Set) string {
-	mismatch := mismatchOf(n.SettingsFor(pod), set.Hardware())
+// sayLack fills in what an attachment lacks, for people and as a code. Policies of x are filled in.
+func (a *agent) sayLack(x *agentapi.Attachment, n *config.Node, p *pod, id config.Pod) {
+	lack := a.lackOf(n, p, id)
 	switch {
-	case unable != "":
-		return unable
+	case p.state == podIdle && p.kernel != nil:
+		x.Detail = cmp.Or(p.kernel.revoked.problem, leavingBecause(p.err))
+	case p.err != nil:
+		x.Detail = p.err.Error()
+	case p.state == podKernel:
+		x.Detail = p.kernel.revoked.problem
+	case p.state == podIdle && isHostPod(p.atts):
+		x.Detail = x.NotKernel
+	case p.state == podIdle:
+		x.Detail = idleBecause(lack.why, n, id)
+	case p.state == podReady:
+		x.Detail = cmp.Or(lack.why, p.proxy.whyUnheld(), p.proxy.unreadableRules())
+	}
+	switch {
+	case p.state == podReady: // the pod's connections are plain TCP, or refused
+		x.Reason = lack.code
+	case p.state != podIdle || len(x.Policies) == 0:
+	case p.kernel != nil:
+		x.Reason = agentapi.CodeOldSockets
+	case !isHostPod(p.atts):
+		x.Reason = lack.code
+	}
+}
+
+// lackOf is why no connection of a pod can be on SMC-R with its devices, its surroundings, and what policies allow it.
+func (a *agent) lackOf(n *config.Node, p *pod, id config.Pod) unable {
+	if lack := a.unableFor(p); lack.code != "" {
+		return lack
+	}
+	if m := mismatchOf(n.SettingsFor(id), p.set.Hardware()); m != config.MismatchNone {
+		return unable{m.String(), agentapi.Code(m.Code())}
+	}
+	return unable{}
+}
+
+// idleBecause says why nothing is diverted in an idle pod.
+func idleBecause(lack string, n *config.Node, pod config.Pod) string {
+	switch {
+	case lack != "":
+		return lack
 	case len(n.PoliciesFor(pod)) == 0 && n.InCluster():
 		return config.ReasonOptedOut.String()
-	case mismatch != config.MismatchNone:
-		return mismatch.String()
 	}
 	return "no policy selects the pod"
 }
@@ -477,7 +496,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	}
 	id := podOf(pod.att)
 	n := a.node.Load()
-	d, mismatch, lack := n.Decide(id, peer), mismatchOf(n.SettingsFor(id), pod.pod.set.Hardware()), a.unableFor(pod.pod)
+	d, lack := n.Decide(id, peer), a.lackOf(n, pod.pod, id)
 	e.Pod, e.Policy, e.Required, e.NotKernel, e.Unresolved, e.Bypassed = id.String(), d.Policy, d.Required, notKernelBecause(n, pod.pod, id),
 		n.UnresolvedFor(id), a.bypasses.get(id.String(), dst, time.Now())
 	datapath, _ := n.DatapathFor(id)
@@ -497,8 +516,6 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 		say(agentapi.CodePodFailed, "plain TCP: of a pod in the node's network only its kernel carries connections: %s", e.NotKernel)
 	case lack.code != "" && !d.Required:
 		say(lack.code, "plain TCP: %s", lack.why)
-	case mismatch != config.MismatchNone && !d.Required:
-		say(agentapi.Code(mismatch.Code()), "plain TCP: %s", mismatch)
 	case pod.pod.state == podFailed:
 		say(agentapi.CodePodFailed, "plain TCP: the pod could not be set up: %v", pod.pod.err)
 	case onSMCR(e.Live) > 0:

@@ -405,12 +405,13 @@ func TestView_attachments(t *testing.T) {
 		reason        agentapi.Code
 	}{
 		{name: "ready", policies: preferAll, state: agentapi.StateReady},
-		{name: "ready, and the update failed", policies: preferAll, change: func(p *pod) { p.err = errors.New("no memory") }, unable: cannot, state: agentapi.StateReady, detail: "no memory"},
+		{name: "ready, and the update failed", policies: preferAll, change: func(p *pod) { p.err = errors.New("no memory") }, unable: cannot, state: agentapi.StateReady, detail: "no memory", reason: agentapi.CodeNoOption},
 		{name: "ready, other redirector", policies: preferAll, change: func(p *pod) { p.proxy.surroundings.Store(istio) }, state: agentapi.StateReady, detail: "table ip istio", reason: agentapi.CodeMesh},
 		{name: "ready, rules hidden", policies: preferAll, change: func(p *pod) { p.proxy.surroundings.Store(hidden) }, state: agentapi.StateReady, detail: "permission denied"},
 		{name: "ready, node unable", policies: requireAll, unable: cannot, state: agentapi.StateReady, detail: "no BPF here", reason: agentapi.CodeNoOption},
 		{name: "idle, not selected", policies: "policies:\n- {name: p, pods: {names: [other]}}\n", change: func(p *pod) { p.proxy, p.state = nil, podIdle }, state: agentapi.StateIdle, detail: "no policy selects the pod"},
-		{name: "idle, node unable", policies: preferAll, change: func(p *pod) { p.proxy, p.state = nil, podIdle }, unable: cannot, state: agentapi.StateIdle, detail: "no BPF here"},
+		{name: "idle, not selected, node unable", policies: "policies:\n- {name: p, pods: {names: [other]}}\n", change: func(p *pod) { p.proxy, p.state = nil, podIdle }, unable: cannot, state: agentapi.StateIdle, detail: "no BPF here"},
+		{name: "idle, node unable", policies: preferAll, change: func(p *pod) { p.proxy, p.state = nil, podIdle }, unable: cannot, state: agentapi.StateIdle, detail: "no BPF here", reason: agentapi.CodeNoOption},
 		{name: "failed", policies: preferAll, change: func(p *pod) { p.proxy, p.state, p.err = nil, podFailed, errors.New("no nftables") }, state: agentapi.StateFailed, detail: "no nftables"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -444,14 +445,13 @@ func TestView_attachments(t *testing.T) {
 // TestIdleBecause_cluster: in a cluster a pod that no policy selects is one that is not opted in.
 func TestIdleBecause_cluster(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
-	set := b.a.rnics.Node()
 	inCluster := value(config.ParseOn(config.Machine{Cluster: true}, "test", []byte(strings.Replace(b.text, preferAll, "", 1))))(t)
 	inCluster, _, _ = config.FromObjects(inCluster, config.Objects{})
 	pod := config.Pod{Namespace: "test", Name: "a"}
-	if got, want := idleBecause("", inCluster, pod, set), config.ReasonOptedOut.String(); got != want {
+	if got, want := idleBecause("", inCluster, pod), config.ReasonOptedOut.String(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got := idleBecause("no BPF here", inCluster, pod, set); got != "no BPF here" {
+	if got := idleBecause("no BPF here", inCluster, pod); got != "no BPF here" {
 		t.Errorf("%q", got)
 	}
 }

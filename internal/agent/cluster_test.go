@@ -233,11 +233,17 @@ func TestCluster_transport(t *testing.T) {
 	p.dst = c.server()
 	c.start()
 	c.waitState("a", agentapi.StateIdle, "no RDMA device of the kind")
+	if a := c.attachment("a"); a.Reason != agentapi.CodeTransport {
+		t.Errorf("idle: %+v", a)
+	}
 	if e := explain(c, "a", p.dst); e.Code != agentapi.CodeTransport {
 		t.Errorf("explanation %+v", e)
 	}
 	c.apply("a", hardware(v1alpha1.ModeRequired))
-	c.waitState("a", agentapi.StateReady, "")
+	c.waitState("a", agentapi.StateReady, "no RDMA device of the kind")
+	if a := c.attachment("a"); a.Reason != agentapi.CodeTransport {
+		t.Errorf("ready, as SMC-R is required: %+v", a)
+	}
 	c.dialReset(p, 0)
 	eventually(t, func() string {
 		e := explain(c, "a", p.dst)

@@ -197,7 +197,7 @@ func TestRun_ownDeviceGone(t *testing.T) {
 		t.Errorf("a pod whose device is missing runs on %v", o.on())
 	}
 	a := o.attachment("a")
-	if a.State != agentapi.StateIdle || !strings.Contains(a.Detail, "device vf1 of pod test/a cannot be used: it was unplugged") {
+	if a.State != agentapi.StateIdle || a.Reason != agentapi.CodePodDevice || !strings.Contains(a.Detail, "device vf1 of pod test/a cannot be used: it was unplugged") {
 		t.Errorf("attachment %+v", a)
 	}
 	if s := o.status(); !strings.Contains(strings.Join(s.Problems, " "), "device vf1 of pod test/a") || s.Unable != "" {
@@ -211,7 +211,7 @@ func TestRun_ownDeviceGone(t *testing.T) {
 	h.set(nil)
 	eventually(t, func() string {
 		o.sync()
-		if a := o.attachment("a"); a.State != agentapi.StateReady {
+		if a := o.attachment("a"); a.State != agentapi.StateReady || a.Reason != agentapi.CodeOK {
 			return fmt.Sprintf("with the device: %+v", a)
 		}
 		return ""
@@ -224,7 +224,7 @@ func TestRun_ownDeviceGone(t *testing.T) {
 		if n := o.openNow("vf1"); n != 0 {
 			return fmt.Sprintf("the device that is gone is open %d times", n)
 		}
-		if a := o.attachment("a"); a.State != agentapi.StateReady || !strings.Contains(a.Detail, "it was unplugged") {
+		if a := o.attachment("a"); a.State != agentapi.StateReady || a.Reason != agentapi.CodePodDevice || !strings.Contains(a.Detail, "it was unplugged") {
 			return fmt.Sprintf("attachment without its device: %+v", a)
 		}
 		return ""
@@ -351,7 +351,7 @@ func TestRun_onlyOwnDevices(t *testing.T) {
 	if s := o.status(); !s.Accelerating || s.Unable != "" || len(s.Problems) > 0 {
 		t.Errorf("status with a pod's device: %+v", s)
 	}
-	if a := o.attachment("b"); a.State != agentapi.StateIdle || !strings.Contains(a.Detail, "the pod has none for itself") {
+	if a := o.attachment("b"); a.State != agentapi.StateIdle || a.Reason != agentapi.CodeOf(clc.ReasonNoDev) || !strings.Contains(a.Detail, "the pod has none for itself") {
 		t.Errorf("attachment %+v", a)
 	}
 }

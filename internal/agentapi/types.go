@@ -501,7 +501,8 @@ type Attachment struct {
 	// NotKernel is why the agent carries a pod whose policy wants its kernel's SMC-R, "" if it does not.
 	NotKernel string `json:"notKernel,omitempty"`
 	// Reason is why no connection of a ready pod can be on SMC-R, or of an idle one that policies
-	// select; "" if they can, or the pod's state and Detail say it.
+	// select: what the node or the pod's own devices lack, or what the policies do not allow; "" if
+	// they can, or the pod's state and Detail say it.
 	Reason   Code     `json:"reason,omitempty"`
 	Policies []string `json:"policies"`
 	// Devices are the IDs of the RDMA devices that the pod's connections use

@@ -151,25 +151,25 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	has := func(state string) bool {
 		return slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == state })
 	}
-	up := slices.ContainsFunc(s.Status.Devices, func(d agentapi.Device) bool { return d.Port == portActive })
+	lack, own := lackOf(atts, has(agentapi.StateReady)), ownDevices(atts)
 	var why agentapi.Code
 	switch {
 	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == agentapi.StateFailed && a.Datapath == "" }):
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
 	case !slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Datapath == "" || a.State == agentapi.StateIdle }): // failed: only to change its filter
 		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true} // which needs no device of the agent's
+	case lack != agentapi.CodeOK:
+		why = lack
 	case s.Status.Unable != "":
 		why = s.Status.UnableCode
-	case v.Settings.Mismatch != config.MismatchNone:
+	case len(own) == 0 && v.Settings.Mismatch != config.MismatchNone:
 		why = agentapi.Code(v.Settings.Mismatch.Code())
-	case !up:
+	case len(own) == 0 && !slices.ContainsFunc(s.Status.Devices, isUp):
 		why = agentapi.CodeOf(clc.ReasonNoDev)
-	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Reason == agentapi.CodeOldSockets }):
-		why = agentapi.CodeOldSockets
 	case !has(agentapi.StateReady):
 		why = agentapi.CodeNoPolicy
-	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Reason == agentapi.CodeMesh }):
-		why = agentapi.CodeMesh
+	case ownDown(s, own):
+		why = agentapi.CodePodDevice
 	case pausedOf(atts) != agentapi.CodeOK:
 		why = pausedOf(atts)
 	default:
@@ -183,6 +183,45 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	}
 	return podStatus{word: v1alpha1.PodStatusFallback, code: why}
 }
+
+// lackOf is what the agent says that all connections of a pod lack. An attachment that is idle beside one that is ready, as
+// that of a sandbox before this one, says something of the pod only if programs have old sockets there.
+func lackOf(atts []*agentapi.Attachment, ready bool) agentapi.Code {
+	for _, a := range atts {
+		if a.Reason != agentapi.CodeOK && (a.State == agentapi.StateReady || !ready || a.Reason == agentapi.CodeOldSockets) {
+			return a.Reason
+		}
+	}
+	return agentapi.CodeOK
+}
+
+// ownDevices are the IDs of the devices that the agent uses for a pod instead of the node's.
+func ownDevices(atts []*agentapi.Attachment) (ids []string) {
+	for _, a := range atts {
+		if a.Datapath == "" {
+			ids = append(ids, a.Devices...)
+		}
+	}
+	return ids
+}
+
+// ownDown tells whether the ports of all devices that a pod has for itself are down. They are open, or the agent had said what
+// the pod lacks.
+func ownDown(s *Snapshot, own []string) bool {
+	down := false
+	for _, d := range s.PodDevices {
+		if d.Used == nil || !slices.Contains(own, d.ID) {
+			continue
+		}
+		if isUp(*d.Used) {
+			return false
+		}
+		down = true
+	}
+	return down
+}
+
+func isUp(d agentapi.Device) bool { return d.Port == portActive }
 
 // hostStatusOf is the status of a pod in the node's network, which its kernel carries or nobody. What the agent has on
 // the node does not matter to it.

@@ -90,6 +90,66 @@ func TestStatusOf(t *testing.T) {
 	}
 }
 
+// TestStatusOf_ownDevice: what the node's devices are does not matter to a pod with devices of its own, and what these lack
+// the agent says.
+func TestStatusOf_ownDevice(t *testing.T) {
+	own := func(state string, reason agentapi.Code) agentapi.Attachment {
+		a := attachment("shop/web", state)
+		a.Devices, a.Reason = []string{"0000:01:10.2"}, reason
+		return a
+	}
+	ready := own(agentapi.StateReady, "")
+	ports := func(ports ...string) func(*Snapshot, *config.Verdict) {
+		return func(s *Snapshot, _ *config.Verdict) {
+			s.PodDevices = []agentapi.PodDevice{{ID: "0000:01:10.2"}, {ID: "eth7", Used: &agentapi.Device{Port: portActive}}}
+			for _, port := range ports {
+				s.PodDevices = append(s.PodDevices, agentapi.PodDevice{ID: "0000:01:10.2", Used: &agentapi.Device{Port: port}})
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		atts   []agentapi.Attachment
+		change func(*Snapshot, *config.Verdict)
+		want   string
+	}{
+		{"ready", []agentapi.Attachment{ready}, nil, "Enabled"},
+		{"a node of another kind", []agentapi.Attachment{ready}, func(_ *Snapshot, v *config.Verdict) {
+			v.Settings.Mismatch = config.MismatchTransport
+		}, "Enabled"},
+		{"a node without devices", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices = nil }, "Enabled"},
+		{"a node with its port down", []agentapi.Attachment{ready}, func(s *Snapshot, _ *config.Verdict) { s.Status.Devices[0].Port = "DOWN" }, "Enabled"},
+		{"its port is up", []agentapi.Attachment{ready}, ports("ACTIVE"), "Enabled"},
+		{"its port is down", []agentapi.Attachment{ready}, ports("DOWN"), "Fallback: POD_DEVICE"},
+		{"one of two ports is down", []agentapi.Attachment{ready}, ports("DOWN", "ACTIVE"), "Enabled"},
+		{"the agent does not use it", []agentapi.Attachment{ready}, ports(), "Enabled"},
+		{"missing from the start", []agentapi.Attachment{own(agentapi.StateIdle, agentapi.CodePodDevice)}, nil, "Fallback: POD_DEVICE"},
+		{"missing from the start, as all of the node's", []agentapi.Attachment{own(agentapi.StateIdle, agentapi.CodePodDevice)}, func(s *Snapshot, _ *config.Verdict) {
+			s.Status.Devices, s.Status.Unable, s.Status.UnableCode = nil, "no device", agentapi.CodeOf(clc.ReasonNoDev)
+		}, "Fallback: POD_DEVICE"},
+		{"gone", []agentapi.Attachment{own(agentapi.StateReady, agentapi.CodePodDevice)}, nil, "Fallback: POD_DEVICE"},
+		{"of a kind that policies do not allow", []agentapi.Attachment{own(agentapi.StateReady, agentapi.CodeTransport)}, nil, "Fallback: TRANSPORT"},
+		{"an agent that can do nothing", []agentapi.Attachment{own(agentapi.StateIdle, agentapi.CodeNoOption)}, nil, "Fallback: NO_OPTION"},
+		{"missing in a sandbox before this one", []agentapi.Attachment{own(agentapi.StateIdle, agentapi.CodePodDevice), ready}, nil, "Enabled"},
+		{"not selected", []agentapi.Attachment{attachment("shop/web", agentapi.StateIdle)}, nil, "Fallback: NO_POLICY"},
+		{"could not be set up", []agentapi.Attachment{own(agentapi.StateFailed, "")}, nil, "Pending: POD_FAILED"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, v := healthy(), verdict("web")
+			if tt.change != nil {
+				tt.change(&s, &v)
+			}
+			var atts []*agentapi.Attachment
+			for i := range tt.atts {
+				atts = append(atts, &tt.atts[i])
+			}
+			if got := statusOf(&s, &v, atts, &traffic{}, began()).String(); got != tt.want {
+				t.Errorf("status %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
 // TestParsePodStatus_noAgent: an agent that is back finds what the controller wrote of a pod whose kernel carried on,
 // which is no news, and writes it anew.
 func TestParsePodStatus_noAgent(t *testing.T) {
