@@ -262,9 +262,13 @@ func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device; everything is plain TCP: name one in node.devices of the agent's configuration")
 	case up == 0 && !podsHaveDevices(s):
 		return is(metav1.ConditionFalse, reasonNoActiveDevice, "no port of the RDMA devices is up; everything is plain TCP: see the condition DevicesHealthy")
+	case s.Status.Pods.Ready == 0 && s.Status.Pods.Failed > 0:
+		return is(metav1.ConditionTrue, reasonNoPods, fmt.Sprintf("connections can be on SMC-R, but %d pods could not be set up: kubectl smcr attachments --node %s says why",
+			s.Status.Pods.Failed, s.Status.Node))
 	case s.Status.Pods.Ready == 0:
 		return is(metav1.ConditionTrue, reasonNoPods, fmt.Sprintf(
-			"connections can be on SMC-R, but no attached pod is opted in: annotate pods or their namespace with %s=true", v1alpha1.AnnotationEnabled))
+			"connections can be on SMC-R, but no opted-in pod is ready for it: annotate pods or their namespace with %s=true; of those that are opted in, the annotation %s says what they lack",
+			v1alpha1.AnnotationEnabled, v1alpha1.AnnotationStatus))
 	}
 	return is(metav1.ConditionTrue, reasonAccelerating, "connections of the opted-in pods can be on SMC-R")
 }

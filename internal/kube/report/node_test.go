@@ -25,7 +25,10 @@ func TestNodeStatus_conditions(t *testing.T) {
 		says   string // in one of their messages
 	}{
 		{"healthy", func(*Snapshot) {}, "", ""},
-		{"no pods", func(s *Snapshot) { s.Status.Pods.Ready = 0 }, "Accelerating=True/NoPods", "annotate pods"},
+		{"no pods", func(s *Snapshot) { s.Status.Pods.Ready = 0 }, "Accelerating=True/NoPods", "no opted-in pod is ready for it: annotate pods"},
+		{"pods could not be set up", func(s *Snapshot) {
+			s.Status.Pods.Ready, s.Status.Pods.Failed = 0, 2
+		}, "Accelerating=True/NoPods", "2 pods could not be set up: kubectl smcr attachments --node " + node},
 		{"starting", func(s *Snapshot) { s.Reconciled = false }, "Ready=False/Starting", "not yet read"},
 		{"draining", func(s *Snapshot) { s.Status.Draining = true }, "Ready=False/Draining", "stopping"},
 		{
