@@ -209,10 +209,16 @@ func linkEvents(link corev1.ObjectReference, was, is *v1alpha1.SMCRLinkStatus, d
 		out = append(out, event{about: link, reason: reason, variant: variant, warning: warning, note: fmt.Sprintf(format, args...), at: now})
 	}
 	before, after := activeLinks(was), activeLinks(is)
+	kernel := is.Pod == "" // the group is for all pods on the kernel's datapath
 	with := fmt.Sprintf("pod %s with %s", is.Pod, is.Peer)
+	if kernel {
+		with = fmt.Sprintf("node %s's kernel with %s", is.Node, is.Peer)
+	}
 	switch {
 	case was.State != v1alpha1.LinkDown && is.State == v1alpha1.LinkDown && is.LastError != "":
 		say(eventLinkDown, "", true, "the link group of %s is lost: %s", with, is.LastError)
+	case was.State == v1alpha1.LinkActive && is.State == v1alpha1.LinkDown && kernel: // which tells no error, and of no group that it ends
+		say(eventLinkDown, "", true, "the link group of %s is lost: none of its links is active", with)
 	case was.State == v1alpha1.LinkActive && is.State == v1alpha1.LinkActive:
 		for id, l := range before {
 			if _, ok := after[id]; !ok {

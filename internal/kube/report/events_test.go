@@ -94,6 +94,44 @@ func TestLinkEvents(t *testing.T) {
 	}
 }
 
+// TestLinkEvents_kernel: a link group of the kernel is its node's, and is lost without an error of its own.
+func TestLinkEvents_kernel(t *testing.T) {
+	state := func(links int, state, redundancy string) *v1alpha1.SMCRLinkStatus {
+		g := group("", 1, links)
+		g.Datapath, g.State, g.Redundancy = string(v1alpha1.DatapathKernel), state, redundancy
+		is := linkStatus(node, &g, "", nodesOfTheTests())
+		return &is
+	}
+	two, one, none := state(2, "ACTIVE", "SYMMETRIC"), state(1, "ACTIVE", "SINGLE"), state(0, "CLOSED", "SINGLE")
+	keepLinks(none, one)
+	forming := state(0, "FORMING", "SINGLE")
+	of := "node " + node + "'s kernel with node-b"
+	for _, tt := range []struct {
+		name    string
+		was, is *v1alpha1.SMCRLinkStatus
+		want    []string
+	}{
+		{"a link is lost", two, one, []string{
+			"link 2 of " + of + " on device soft1 (192.0.2.1 to 192.0.2.2) is down; its connections moved to another link",
+			"the link group of " + of + " can no longer lose any one RNIC: it is Single",
+		}},
+		{"the group is lost", one, none, []string{"the link group of " + of + " is lost: none of its links is active"}},
+		{"it is lost still", none, none, nil},
+		{"it never worked", forming, none, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			news, _ := linkEvents(corev1.ObjectReference{}, tt.was, tt.is, false, began())
+			var got []string
+			for _, e := range news {
+				got = append(got, e.note)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("events (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestDecisionEvent(t *testing.T) {
 	required := decided("shop/web", agentapi.ModeReset, agentapi.CodeRequired, began())
 	required.Detail = "PEERNOSMC: the peer does not speak SMC"
