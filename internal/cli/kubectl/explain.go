@@ -223,7 +223,7 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 		OptIn: c.optIn(ctx, pod), Status: pod.Annotations[v1alpha1.AnnotationStatus],
 	}
 	switch {
-	case !s.OptIn.Enabled:
+	case !s.OptIn.Enabled && !s.OptIn.Unknown:
 		return s // the node's agent does not know the pod
 	case s.Node == "":
 		s.Error = fmt.Sprintf("the pod is %s and on no node yet", pod.Status.Phase)
@@ -246,6 +246,9 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	if s.OptIn.HostNetwork && s.Status == "" && (e.Code == agentapi.CodeNotAttached || e.Code == agentapi.CodeOptedOut) {
 		s.OptIn.Enabled, s.OptIn.Detail = false, "the pod is in its node's network, and its policies do not put it on the kernel's datapath"
 		return s
+	}
+	if s.OptIn.Unknown {
+		s.OptIn.learn(s.Pod, &e)
 	}
 	s.Answer = &e
 	return s
@@ -275,7 +278,7 @@ func (a *Answer) judge(pod *corev1.Pod) {
 		a.Code, a.Verdict = CodeHostNetwork, fmt.Sprintf("plain TCP: pod %s is in its node's network, and not opted in there", s.Pod)
 		a.Advice = append(a.Advice, hostAdvice(pod.Namespace, pod.Name, s.OptIn))
 		return
-	case !s.OptIn.Enabled:
+	case !s.OptIn.Enabled && !s.OptIn.Unknown:
 		a.Code, a.Verdict = agentapi.CodeOptedOut, fmt.Sprintf("plain TCP: pod %s is not opted in", s.Pod)
 		a.Advice = append(a.Advice, optInAdvice(pod.Namespace, pod.Name, s.OptIn))
 		return
@@ -306,7 +309,7 @@ func (a *Answer) judge(pod *corev1.Pod) {
 		switch {
 		case p.OptIn.HostNetwork && !p.OptIn.Enabled:
 			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s is in its node's network, and not opted in there: %s", p.Pod, hostAdvice(ns, name, p.OptIn)))
-		case !p.OptIn.Enabled:
+		case !p.OptIn.Enabled && !p.OptIn.Unknown:
 			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s is not opted in: %s", p.Pod, optInAdvice(ns, name, p.OptIn)))
 		case p.Error != "":
 			a.Advice = append(a.Advice, fmt.Sprintf("the peer %s: %s", p.Pod, p.Error))

@@ -70,6 +70,12 @@ func objects() map[string]string {
 	claiming("rdma", `"smcr.io/status":"Enabled"`, v1alpha1.DRADriver)
 	claiming("rdma-off", `"smcr.io/enabled":"false"`, v1alpha1.DRADriver)
 	claiming("gpu", ``, "gpu.example.com")
+	m["/api/v1/namespaces/dull/pods/extended"] = `{"metadata":{"namespace":"dull","name":"extended"},"spec":{"nodeName":"node-b"},
+		"status":{"phase":"Running","podIP":"10.2.0.14","extendedResourceClaimStatus":{"resourceClaimName":"rdma-nic-x","requestMappings":[]}}}`
+	// Nobody may read the namespace of these.
+	pod("hidden", "web", "node-b", "10.2.0.12", ``, "")
+	pod("hidden", "off", "node-b", "10.2.0.13", ``, "")
+	pod("hidden", "old", "node-b", "10.2.0.15", ``, "")
 	agent("agent-old", "node-a", "Running", "2026-01-01T00:00:00Z", `,"deletionTimestamp":"2026-01-03T00:00:00Z"`)
 	agent("agent-a", "node-a", "Running", "2026-01-02T00:00:00Z", "")
 	agent("agent-b", "node-b", "Running", "2026-01-02T00:00:00Z", "")
@@ -127,7 +133,15 @@ func agents(t testing.TB, asked *[]string) kubectltest.Exec {
 			b, err := json.Marshal(agentapi.Status{Node: pod})
 			must(t, err)
 			return string(b), "", 0
-		case strings.Contains(line, "10.2.0.10"):
+		case strings.Contains(line, "explain hidden/web "):
+			e.Pod = "hidden/web"
+		case strings.Contains(line, "explain hidden/off "), strings.HasPrefix(line, "kube-smcr/agent-b: explain 10.1.0.5 10.2.0.13:"):
+			e.Pod, e.Code, e.Verdict, e.Policy = "hidden/off", agentapi.CodeOptedOut, "plain TCP: the pod is not opted in", ""
+		case strings.Contains(line, "explain dull/gpu "):
+			e.Pod, e.Code, e.Verdict, e.Policy = "dull/gpu", agentapi.CodeOptedOut, "plain TCP: the pod is not opted in", ""
+		case strings.Contains(line, "explain hidden/old "):
+			e.Code, e.Verdict, e.Policy = agentapi.CodeNotAttached, "neither the source nor the destination is a pod attached on this node", ""
+		case strings.Contains(line, "10.2.0.10"), strings.Contains(line, "10.2.0.13"):
 			e.Code, e.Verdict, e.Advice = "PEERNOSMC", "plain TCP: the peer has no SMC-R", "look at the peer"
 		case strings.Contains(line, "explain shop/host-asks"), strings.Contains(line, "explain shop/host-waits"):
 			e.Code, e.Verdict, e.Policy = agentapi.CodeNotAttached, "neither the source nor the destination is a pod attached on this node", ""
@@ -177,6 +191,7 @@ func TestExplain(t *testing.T) {
 		asked          []string
 		forbidden      []string
 		notes          []string
+		optIn          string // a part
 	}{
 		{
 			name: "a Service", src: "web-0", dst: "redis:6380", verdict: "on SMC-R", dest: "10.96.0.7:6380 (service shop/redis)",
@@ -312,6 +327,29 @@ func TestExplain(t *testing.T) {
 			advice: []string{"kubectl annotate pod -n dull gpu"}, dest: "203.0.113.9:443",
 		},
 		{
+			name: "a claim of another driver that one may not read", src: "dull/gpu", dst: "203.0.113.9:443", forbidden: []string{"/resourceclaims"}, code: agentapi.CodeOptedOut,
+			verdict: "not opted in", advice: []string{"kubectl annotate pod -n dull gpu"}, dest: "203.0.113.9:443", asked: []string{"kube-smcr/agent-b: explain dull/gpu 203.0.113.9:443 -o json"},
+		},
+		{
+			name: "a claim for extended resources", src: "dull/extended", dst: "203.0.113.9:443", verdict: "on SMC-R", dest: "203.0.113.9:443", optIn: "yes: the pod claims an RDMA device",
+		},
+		{
+			name: "a namespace that one may not read", src: "hidden/web", dst: "203.0.113.9:443", verdict: "on SMC-R", dest: "203.0.113.9:443",
+			asked: []string{"kube-smcr/agent-b: explain hidden/web 203.0.113.9:443 -o json"}, optIn: "yes: its agent says so",
+		},
+		{
+			name: "a namespace that one may not read, and the pod's agent says no", src: "hidden/off", dst: "203.0.113.9:443", code: agentapi.CodeOptedOut, verdict: "pod hidden/off is not opted in",
+			advice: []string{"kubectl annotate pod -n hidden off"}, dest: "203.0.113.9:443", optIn: "no: its agent says so",
+		},
+		{
+			name: "a namespace that one may not read, and the pod's agent does not know", src: "hidden/old", dst: "203.0.113.9:443", code: agentapi.CodeNotAttached, verdict: "neither the source",
+			advice: []string{"made before the plugin"}, dest: "203.0.113.9:443", optIn: "not known: the annotations of namespace hidden are not known",
+		},
+		{
+			name: "a peer in a namespace that one may not read", src: "web-0", dst: "pod/hidden/off:6379", code: "PEERNOSMC", verdict: "the peer has no SMC-R", dest: "10.2.0.13:6379 (pod hidden/off)",
+			peers: []string{"hidden/off node-b"}, advice: []string{"look at the peer", "the peer hidden/off is not opted in: kubectl annotate pod -n hidden off"},
+		},
+		{
 			name: "the node's network", src: "host", dst: "203.0.113.9:443", code: CodeHostNetwork, verdict: "plain TCP: pod shop/host is in its node's network, and not opted in there", dest: "203.0.113.9:443",
 			advice: []string{"kubectl annotate pod -n shop host smcr.io/enabled=true, if the first SMCRPolicy that selects it has datapath Kernel or KernelIfAvailable"}, asked: []string{},
 		},
@@ -380,6 +418,9 @@ func TestExplain(t *testing.T) {
 			}
 			parts(t, "advice", a.Advice, tt.advice)
 			parts(t, "notes", a.Notes, tt.notes)
+			if got := a.Source.OptIn.String(); !strings.Contains(got, tt.optIn) {
+				t.Errorf("opted in %q, want %q", got, tt.optIn)
+			}
 			if diff := cmp.Diff(tt.dest, describe(a.Destination)); diff != "" {
 				t.Errorf("destination: %s", diff)
 			}

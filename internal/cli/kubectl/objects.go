@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
 // UsageError is a mistake in the question: a name or an address that cannot be read.
@@ -37,7 +38,9 @@ func (r ref) String() string { return r.namespace + "/" + r.name }
 // OptIn says whether a pod is opted in, and why.
 type OptIn struct {
 	Enabled bool `json:"enabled"`
-	// By is "pod", "claim", "namespace", "host network" or "nothing".
+	// Unknown says that what decides it could not be read, and the pod's agent did not say it either.
+	Unknown bool `json:"unknown,omitempty"`
+	// By is "pod", "claim", "namespace", "host network", "agent" or "nothing".
 	By string `json:"by"`
 	// HostNetwork says that the pod is in its node's network, where its own annotation alone opts it in, and only onto
 	// the kernel's datapath.
@@ -56,17 +59,33 @@ func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 	if v, ok := p.Annotations[v1alpha1.AnnotationEnabled]; ok {
 		return judge("pod", v)
 	}
-	if c.claimsDevice(ctx, p) {
+	claims, unread := c.claimsDevice(ctx, p)
+	if claims {
 		return OptIn{Enabled: true, By: "claim"}
 	}
 	ns, err := c.client.CoreV1().Namespaces().Get(ctx, p.Namespace, metav1.GetOptions{})
 	if err != nil {
-		return OptIn{By: "nothing", Detail: fmt.Sprintf("the annotations of namespace %s are not known: %v", p.Namespace, err)}
+		return OptIn{Unknown: true, By: "nothing", Detail: fmt.Sprintf("the annotations of namespace %s are not known: %v", p.Namespace, err)}
 	}
+	o := OptIn{By: "nothing"}
 	if v, ok := ns.Annotations[v1alpha1.AnnotationEnabled]; ok {
-		return judge("namespace", v)
+		o = judge("namespace", v)
 	}
-	return OptIn{By: "nothing"}
+	if unread != nil && !o.Enabled { // the claim would count more than the namespace
+		return OptIn{Unknown: true, By: "nothing", Detail: fmt.Sprintf("whether the pod claims an RDMA device is not known: %v", unread)}
+	}
+	return o
+}
+
+// learn takes it from an agent's answer about the pod.
+func (o *OptIn) learn(pod string, e *agentapi.Explanation) {
+	switch {
+	case e.Pod != pod, e.Code == agentapi.CodeNotAttached:
+	case e.Code == agentapi.CodeOptedOut:
+		*o = OptIn{By: "agent", Detail: "its agent says so"}
+	default:
+		*o = OptIn{Enabled: true, By: "agent"}
+	}
 }
 
 // hostOptIn is that of a pod in its node's network, as far as the pod says it: its agent knows whether policies agree.
@@ -79,34 +98,50 @@ func hostOptIn(p *corev1.Pod) OptIn {
 	return o
 }
 
-// claimsDevice says whether a pod has an RDMA device through a claim. If the user may not
-// read claims, the status that the pod's agent writes is the sign: a pod that is not opted
-// in otherwise has one only because of a claim.
-func (c *Cluster) claimsDevice(ctx context.Context, p *corev1.Pod) bool {
-	for _, r := range p.Spec.ResourceClaims {
-		name := r.ResourceClaimName
-		for _, s := range p.Status.ResourceClaimStatuses {
-			if s.Name == r.Name {
-				name = s.ResourceClaimName // of the claim that was made from a template
-			}
-		}
-		if name == nil {
-			continue
-		}
-		claim, err := c.client.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, *name, metav1.GetOptions{})
+// claimsDevice says whether a pod has an RDMA device through a claim, and if it has none through those that can be read, why
+// others cannot be. If the user may not read claims, the status that the pod's agent writes is the sign: a pod that is not
+// opted in otherwise has one only because of a claim.
+func (c *Cluster) claimsDevice(ctx context.Context, p *corev1.Pod) (claims bool, unread error) {
+	for _, name := range claimsOf(p) {
+		claim, err := c.client.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsForbidden(err) && p.Annotations[v1alpha1.AnnotationStatus] != "":
-			return true
-		case err != nil || claim.Status.Allocation == nil:
+			return true, nil
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			unread = err
+			continue
+		case claim.Status.Allocation == nil:
 			continue
 		}
 		if slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(d resourceapi.DeviceRequestAllocationResult) bool {
 			return d.Driver == v1alpha1.DRADriver
 		}) {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, unread
+}
+
+// claimsOf are the names of a pod's claims: those that it names, those that were made from a template, and the one that was
+// made for its extended resources.
+func claimsOf(p *corev1.Pod) (names []string) {
+	for _, r := range p.Spec.ResourceClaims {
+		name := r.ResourceClaimName
+		for _, s := range p.Status.ResourceClaimStatuses {
+			if s.Name == r.Name {
+				name = s.ResourceClaimName
+			}
+		}
+		if name != nil {
+			names = append(names, *name)
+		}
+	}
+	if s := p.Status.ExtendedResourceClaimStatus; s != nil {
+		names = append(names, s.ResourceClaimName)
+	}
+	return names
 }
 
 func judge(by, value string) OptIn {
@@ -120,8 +155,12 @@ func judge(by, value string) OptIn {
 // String is the opt-in in a few words.
 func (o OptIn) String() string {
 	switch {
+	case o.Unknown:
+		return "not known: " + o.Detail
 	case o.Detail != "":
 		return "no: " + o.Detail
+	case o.By == "agent":
+		return "yes: its agent says so"
 	case o.By == "claim":
 		return "yes: the pod claims an RDMA device"
 	case o.By == "nothing":
