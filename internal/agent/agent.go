@@ -57,6 +57,12 @@ type Config struct {
 	// attachment records and the agent's files, and returns. The caller removes the CNI plugin
 	// first, or it would write new records.
 	Leave <-chan struct{}
+	// MayBeLast, if given, says whether it is not known that another agent comes to the node. Run
+	// calls it when the agent is told to end while it manages the node. If it is true, the agent
+	// waits for a successor until DrainTimeout is over, also when it carries nothing, and calls
+	// NoSuccessor if none has asked for the node. NoSuccessor may close Leave.
+	MayBeLast   func() bool
+	NoSuccessor func()
 	// Cluster, if given, says what the agent has of its cluster, for the status. It may be
 	// called by any goroutine, and must not block.
 	Cluster func() agentapi.Cluster

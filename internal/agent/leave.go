@@ -38,22 +38,46 @@ func (a *agent) leave(ctx context.Context) error {
 }
 
 // end ends the agent: its connections may end until DrainTimeout, and new ones go directly. A
-// successor that asks meanwhile gets the node at once.
+// successor that asks meanwhile gets the node at once. An agent that may be the node's last one
+// waits for a successor all that time, and leaves the node clean if none has asked.
 func (a *agent) end(ctx context.Context, api *apiServer, stopAPI func()) error {
-	proxies, ended := a.manager.shutdown(context.WithoutCancel(ctx))
-	select {
-	case err := <-ended:
-		return errors.Join(err, a.wire.end())
-	case h := <-a.manager.handovers:
-		a.manager.noHandover() // of two successors one waits for the other
-		a.manages(false)
-		for _, px := range proxies {
-			px.releaseDraining()
-		}
-		a.giveUpNode(h, api)
-		stopAPI()
-		return <-ended
+	proxies, drained := a.manager.shutdown(context.WithoutCancel(ctx))
+	last := a.cfg.MayBeLast != nil && a.cfg.MayBeLast()
+	var patience <-chan struct{} // closed when the wait for a successor is over; nil: it is, or nobody waits
+	if last {
+		wait, cancel := a.hurried(context.WithoutCancel(ctx), a.node.Load().DrainTimeout)
+		defer cancel()
+		patience = wait.Done()
 	}
+	var err error
+	for drained != nil || patience != nil {
+		select {
+		case err = <-drained:
+			drained = nil
+		case <-patience:
+			patience = nil
+		case h := <-a.manager.handovers:
+			a.manager.noHandover() // of two successors one waits for the other
+			a.manages(false)
+			for _, px := range proxies {
+				px.releaseDraining()
+			}
+			a.giveUpNode(h, api)
+			stopAPI()
+			if drained != nil {
+				err = <-drained
+			}
+			return err
+		}
+	}
+	a.manager.noHandover()
+	if last {
+		a.cfg.NoSuccessor()
+	}
+	if a.left() {
+		return errors.Join(err, a.leave(ctx))
+	}
+	return errors.Join(err, a.wire.end())
 }
 
 // sweepAll removes what agents left in the namespaces of all records.

@@ -4,7 +4,6 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -199,51 +198,13 @@ func (c *cluster) run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	leave, departed := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	goAway := func(why string) {
-		once.Do(func() {
-			c.cfg.Log.Info("the agent removes its rules and files from the node", "why", why)
-			c.uninstallPlugin(life)
-			if err := errors.Join(c.source.forget(), c.forgetDevices()); err != nil {
-				c.cfg.Log.Error("files of the product are left on the node; remove them by hand", "err", err)
-			}
-			close(leave)
-		})
-	}
-	wg.Go(func() {
-		select {
-		case <-life.Done():
-		case <-c.source.Uninstall():
-		}
-		select {
-		case <-life.Done():
-		case <-departed: // said by whoever closed it
-		default:
-			goAway("the SMCRNode says that the product is uninstalled from the node")
-		}
-	})
+	e := c.newExit(life)
+	wg.Go(e.awaitUninstall)
 	// The agent goes on until it is known whether another one comes.
 	running, stop := context.WithCancel(life)
 	wg.Go(func() {
 		defer stop()
-		select {
-		case <-life.Done():
-			return
-		case <-ctx.Done():
-		}
-		c.mu.Lock()
-		manages := c.duty == dutyNode
-		c.mu.Unlock()
-		if !manages || c.uninstalled.Load() {
-			return
-		}
-		if d := c.departure(life); d.why != "" {
-			c.departs.Store(&d)
-			close(departed)
-			c.source.leave()
-			goAway(d.why)
-		}
+		e.awaitEnd(ctx)
 	})
 	cfg := c.cfg.Agent
 	cfg.Node, cfg.Load, cfg.Reload, cfg.Version, cfg.Log = node, c.source.Load, c.source.Changed(), c.cfg.Version, c.cfg.Log
@@ -256,11 +217,11 @@ func (c *cluster) run(ctx context.Context) error {
 			c.manage(life, dutyLinks)
 		}
 	}
-	cfg.Leave = leave
+	cfg.Leave, cfg.MayBeLast, cfg.NoSuccessor = e.leave, e.mayBeLast.Load, e.noSuccessor
 	cfg.Stay = true
 	err := c.cfg.run(running, cfg)
 	select {
-	case <-leave:
+	case <-e.leave:
 	default:
 		return err
 	}
@@ -272,7 +233,7 @@ func (c *cluster) run(ctx context.Context) error {
 	c.report.Poke()
 	c.mu.Unlock()
 	select {
-	case <-departed:
+	case <-e.departed:
 		c.depart(life)
 		return err
 	default:
@@ -290,6 +251,13 @@ const (
 	dutyLinks             // reports the link groups that it has left: another agent manages the node
 	dutyNode              // manages the node
 )
+
+// managesNode says whether the agent manages its node now.
+func (c *cluster) managesNode() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.duty == dutyNode
+}
 
 // manage ends the tasks of the duty before, without waiting for them, and begins those of d.
 func (c *cluster) manage(life context.Context, d duty) {

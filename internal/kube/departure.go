@@ -4,7 +4,10 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -21,7 +24,13 @@ type departure struct {
 	// deselected says that agents go on running elsewhere: then the SMCRNode stays, to say
 	// that there is none here.
 	deselected bool
+	// unsure says that the API server does not know the agent any more: either its account is
+	// deleted, or only its pod is, to which its token is bound, and another agent comes.
+	unsure bool
 }
+
+// unknownAgent is the departure of an agent whose token the API server refuses.
+var unknownAgent = departure{why: "the agents' account is deleted, and no other agent has come", unsure: true}
 
 // departure says whether an agent comes to the node after this one. An agent that is told to
 // end asks this, and is the last one that can leave the node clean:
@@ -29,6 +38,7 @@ type departure struct {
 //	SIGTERM: update, rollback, restart of the pod, drain    the DaemonSet wants an agent here: the next one goes on
 //	SIGTERM: the DaemonSet is deleted (GitOps prune, helm uninstall --no-hooks)   departure
 //	SIGTERM: the node left the DaemonSet's selector                               departure, deselected
+//	SIGTERM: the agents' account is deleted, or the agent's pod object            departure, unsure
 //	the API server does not answer                                                not known
 func (c *cluster) departure(ctx context.Context) departure {
 	if c.cfg.DaemonSet == "" {
@@ -41,12 +51,15 @@ func (c *cluster) departure(ctx context.Context) departure {
 	case apierrors.IsNotFound(err), err == nil && ds.DeletionTimestamp != nil:
 		return departure{why: "the DaemonSet of the agents is deleted"}
 	case apierrors.IsUnauthorized(err):
-		return departure{why: "the agents' account is deleted"}
+		return unknownAgent
 	case apierrors.IsForbidden(err):
 		// All objects of the installation are being deleted, and the roles were first. A
 		// role that lacks only this right is a mistake, and no reason to leave.
-		if _, err := c.coreNode(ctx); apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		switch _, err := c.coreNode(ctx); {
+		case apierrors.IsForbidden(err):
 			return departure{why: "the agents' rights are deleted"}
+		case apierrors.IsUnauthorized(err):
+			return unknownAgent
 		}
 		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
 		return departure{}
@@ -62,9 +75,9 @@ func (c *cluster) departure(ctx context.Context) departure {
 	case selects(&ds.Spec.Template.Spec, node):
 		return departure{}
 	case node.Labels[v1alpha1.LabelLeave] == "true":
-		return departure{fmt.Sprintf("the node has the label %s=true", v1alpha1.LabelLeave), true}
+		return departure{why: fmt.Sprintf("the node has the label %s=true", v1alpha1.LabelLeave), deselected: true}
 	}
-	return departure{"the DaemonSet of the agents does not select the node any more", true}
+	return departure{why: "the DaemonSet of the agents does not select the node any more", deselected: true}
 }
 
 func (c *cluster) daemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
@@ -94,6 +107,82 @@ func (c *cluster) coreNode(ctx context.Context) (*corev1.Node, error) {
 func selects(pod *corev1.PodSpec, node *corev1.Node) bool {
 	here, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: *pod}).Match(node)
 	return here || err != nil
+}
+
+// exit is how an agent leaves its node clean.
+type exit struct {
+	c        *cluster
+	life     context.Context // of what goes on after the agent was told to end
+	leave    chan struct{}   // closed when the agent is to leave the node clean
+	departed chan struct{}   // closed when that is because no other agent comes
+	once     sync.Once
+	// mayBeLast: the agent leaves the node clean unless a successor asks for the node while the agent drains.
+	mayBeLast atomic.Bool
+}
+
+func (c *cluster) newExit(life context.Context) *exit {
+	return &exit{c: c, life: life, leave: make(chan struct{}), departed: make(chan struct{})}
+}
+
+// goAway removes what the agent itself does not know of, and then has the agent leave.
+func (e *exit) goAway(why string) {
+	e.once.Do(func() {
+		e.c.cfg.Log.Info("the agent removes its rules and files from the node", "why", why)
+		e.c.uninstallPlugin(e.life)
+		if err := errors.Join(e.c.source.forget(), e.c.forgetDevices()); err != nil {
+			e.c.cfg.Log.Error("files of the product are left on the node; remove them by hand", "err", err)
+		}
+		close(e.leave)
+	})
+}
+
+// depart is goAway because no other agent comes.
+func (e *exit) depart(d departure) {
+	e.c.departs.Store(&d)
+	close(e.departed)
+	e.c.source.leave()
+	e.goAway(d.why)
+}
+
+// awaitUninstall goes away when the SMCRNode says so.
+func (e *exit) awaitUninstall() {
+	select {
+	case <-e.life.Done():
+	case <-e.c.source.Uninstall():
+	}
+	select {
+	case <-e.life.Done():
+	case <-e.departed: // said by whoever closed it
+	default:
+		e.goAway("the SMCRNode says that the product is uninstalled from the node")
+	}
+}
+
+// awaitEnd returns when the agent is to stop: ctx ended, and the API server was asked whether another agent comes.
+func (e *exit) awaitEnd(ctx context.Context) {
+	select {
+	case <-e.life.Done():
+		return
+	case <-ctx.Done():
+	}
+	if !e.c.managesNode() || e.c.uninstalled.Load() {
+		return
+	}
+	switch d := e.c.departure(e.life); {
+	case d.why == "", !e.c.managesNode(): // there is a successor by now
+	case d.unsure:
+		e.c.cfg.Log.Info("the API server does not know the agent any more; the node is left clean unless another agent asks for it")
+		e.mayBeLast.Store(true)
+	default:
+		e.depart(d)
+	}
+}
+
+// noSuccessor departs an agent that may be the last one, unless it is known now that another one comes.
+func (e *exit) noSuccessor() {
+	if d := e.c.departure(e.life); d.why != "" {
+		e.depart(d)
+	}
 }
 
 // depart tells the API server, as far as that still lets it, that the node is clean. If the

@@ -3,12 +3,15 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -21,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agent"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
@@ -131,6 +135,79 @@ func TestRunAgent_departure(t *testing.T) {
 	}
 }
 
+// refused answers some requests as an API server does that does not know who asks.
+func refused(which func(*http.Request) bool) func(http.RoundTripper) http.RoundTripper {
+	return func(next http.RoundTripper) http.RoundTripper {
+		return roundTrip(func(req *http.Request) (*http.Response, error) {
+			if !which(req) {
+				return next.RoundTrip(req)
+			}
+			return &http.Response{StatusCode: http.StatusUnauthorized, Header: http.Header{}, Body: http.NoBody, Request: req}, nil
+		})
+	}
+}
+
+// TestRunAgent_refused: the API server refuses the token of an agent that ends. Its account is deleted, or only its
+// pod object, to which the token is bound: then the next agent needs everything that is on the node.
+func TestRunAgent_refused(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		succeeds     bool // another agent asks for the node meanwhile
+		refusedAtEnd bool
+		clean        bool
+	}{
+		{"account deleted", false, true, true},
+		{"pod object deleted", true, true, false},
+		{"known again", false, false, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			cfg := w.clusterConfig()
+			var refuses atomic.Bool
+			cfg.REST = rest.CopyConfig(cfg.REST)
+			cfg.REST.Wrap(refused(func(*http.Request) bool { return refuses.Load() }))
+			cfg.Pod, cfg.DaemonSet = w.namespace+"/agent-x", w.daemonSet().Name
+			cfg.run = func(ctx context.Context, c agent.Config) error {
+				c.Manages(true)
+				<-ctx.Done()
+				if !c.MayBeLast() {
+					t.Error("the agent takes it for sure that another one comes, or that none does")
+				}
+				select {
+				case <-c.Leave:
+					t.Error("the agent leaves at once")
+				default:
+				}
+				if refuses.Store(tt.refusedAtEnd); tt.succeeds {
+					c.Manages(false)
+				} else {
+					c.NoSuccessor()
+				}
+				return nil
+			}
+			plugin, state := filepath.Join(w.dir, "bin/smcr-cni"), filepath.Join(w.dir, "data", stateFile)
+			if err := os.Mkdir(filepath.Dir(state), 0o700); err != nil { // as agent.Run does
+				t.Fatal(err)
+			}
+			stop := w.runAgent(cfg)
+			within(t, slowly, func() string {
+				b, err := os.ReadFile(filepath.Join(w.dir, "net.d/10-kind.conflist"))
+				if _, serr := os.Stat(state); serr != nil || err != nil || !strings.Contains(string(b), "smcr") {
+					return fmt.Sprintf("%s, %v, %v", b, err, serr)
+				}
+				return ""
+			})
+			refuses.Store(true)
+			stop()
+			for _, path := range []string{plugin, state} {
+				if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != tt.clean {
+					t.Errorf("%s: %v, want the node clean: %t", path, err, tt.clean)
+				}
+			}
+		})
+	}
+}
+
 // TestDeparture: what the API server answers to an agent that ends, and what that means.
 func TestDeparture(t *testing.T) {
 	w := newWorld(t)
@@ -143,11 +220,12 @@ func TestDeparture(t *testing.T) {
 	dead.Host = "https://127.0.0.1:1"
 	noToken := rest.AnonymousClientConfig(cfg.REST)
 	noToken.BearerToken = "junk"
-	ask := func(api *rest.Config, ds string) string {
+	find := func(api *rest.Config, ds string) departure {
 		c := &cluster{cfg: cfg}
 		c.cfg.REST, c.cfg.Pod, c.cfg.DaemonSet = api, w.namespace+"/agent-x", ds
-		return c.departure(t.Context()).why
+		return c.departure(t.Context())
 	}
+	ask := func(api *rest.Config, ds string) string { return find(api, ds).why }
 	expect := func(name, got, want string) {
 		t.Helper()
 		if got != want {
@@ -158,7 +236,14 @@ func TestDeparture(t *testing.T) {
 	expect("not of a DaemonSet", ask(dead, ""), "")
 	expect("gone", ask(cfg.REST, "nobody"), "the DaemonSet of the agents is deleted")
 	expect("API server away", ask(dead, "agent"), "")
-	expect("account deleted", ask(noToken, "agent"), "the agents' account is deleted")
+	if got := find(noToken, "agent"); got != unknownAgent {
+		t.Errorf("account or pod deleted: %+v, want %+v", got, unknownAgent)
+	}
+	rolesFirst := rest.CopyConfig(as)
+	rolesFirst.Wrap(refused(func(req *http.Request) bool { return strings.Contains(req.URL.Path, "/nodes/") }))
+	if got := find(rolesFirst, "agent"); got != unknownAgent {
+		t.Errorf("rights deleted, and then the account or pod: %+v, want %+v", got, unknownAgent)
+	}
 	expect("no rights", ask(as, "agent"), "the agents' rights are deleted")
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: user}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}}}}
 	w.create(role)
