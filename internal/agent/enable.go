@@ -39,8 +39,8 @@ func (a *agent) enable(ctx context.Context) (closeOption func() error, err error
 	if err := a.rnics.Open(ctx, a.cfg.Node.Devices); err != nil {
 		return nil, err
 	}
-	// A missing device of the kernel is used as soon as it appears. A missing software device lacks
-	// its address, which is part of the configuration, so only a new start of the agent finds it.
+	// A missing device of the kernel is used as soon as it appears, and so is a software device whose
+	// address is missing, beside others. If there is none, the agent starts again when there is one.
 	node := a.rnics.Node()
 	if open, _ := node.Usable(); len(open) == 0 {
 		if all := node.States(); len(all) > 0 && all[0].Config.Soft() {

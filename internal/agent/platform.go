@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
@@ -130,15 +131,16 @@ func (p *platform) setDefaults(dataDir string) {
 // openDevice opens a device of the node. With share, another agent with the same data directory may
 // have a software device open, too; devices of the kernel can always be opened by several.
 func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
+	addr, err := deviceAddress(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
 	if !cfg.Soft() {
-		d, err := verbs.Open(verbs.Config{Name: cfg.RDMA, Port: cfg.Port, Addr: cfg.GIDAddress, GIDType: cfg.GIDType})
+		d, err := verbs.Open(verbs.Config{Name: cfg.RDMA, Port: cfg.Port, Addr: addr, GIDType: cfg.GIDType})
 		if err != nil {
 			return nil, nil, err
 		}
 		return d, d.Close, nil
-	}
-	if !cfg.SoftAddress.IsValid() {
-		return nil, nil, fmt.Errorf("interface %s is not there or has no address: ip address shows them", cfg.Interface)
 	}
 	var mtu rdma.MTU // 0: what the interface allows
 	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
@@ -146,11 +148,35 @@ func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Devic
 			mtu = m
 		}
 	}
-	d, err := soft.Open(soft.Config{Name: name, Addr: cfg.SoftAddress, MTU: mtu, Share: share, Dir: softDir(dataDir)})
+	d, err := soft.Open(soft.Config{Name: name, Addr: addr, MTU: mtu, Share: share, Dir: softDir(dataDir)})
 	if err != nil {
 		return nil, nil, err
 	}
 	return d, d.Close, nil
+}
+
+// deviceAddress is the address of a device of the node: that of the configuration, or one that its
+// interface has now. An interface may get its address only after the agent started, or another one.
+func deviceAddress(cfg config.Device) (netip.Addr, error) {
+	known := cfg.GIDAddress
+	if cfg.Soft() {
+		known = cfg.SoftAddress
+	}
+	if cfg.Interface == "" {
+		return known, nil
+	}
+	all, err := linux.LastingAddresses()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	switch addrs := all[cfg.Interface]; {
+	case len(addrs) == 0:
+		return netip.Addr{}, fmt.Errorf("interface %s is not there or has no address: ip address shows them", cfg.Interface)
+	case slices.Contains(addrs, known):
+		return known, nil
+	default:
+		return addrs[0], nil
+	}
 }
 
 // softDir is the directory by which the software devices of two agents find each other.

@@ -12,7 +12,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
@@ -126,6 +130,60 @@ func TestOpenDevice_fails(t *testing.T) {
 			d, stop, err := openDevice(t.TempDir(), "soft0", tt.cfg, false)
 			if d != nil || stop != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("openDevice = %v, %v, want %q", d, err, tt.want)
+			}
+		})
+	}
+}
+
+// TestOpenDevice_interface: a software device by its interface is there when the interface has an address.
+func TestOpenDevice_interface(t *testing.T) {
+	testenv.Need(t, testenv.Root, testenv.NetAdmin)
+	ns := value(linux.ScratchNetNS())(t)
+	defer func() { must(t, ns.Close()) }()
+	must(t, ns.Do(func() error {
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "eth1-"}
+		must(t, netlink.LinkAdd(l))
+		open := func() (string, error) {
+			d, stop, err := openDevice(t.TempDir(), "soft0", config.Device{Interface: "eth1"}, false)
+			if err != nil {
+				return "", err
+			}
+			defer func() { must(t, stop()) }()
+			return d.GIDs()[0].GID.Addr().String(), nil
+		}
+		if a, err := open(); err == nil {
+			t.Errorf("without an address it is open at %s", a)
+		}
+		must(t, netlink.AddrAdd(l, value(netlink.ParseAddr("192.0.2.1/24"))(t)))
+		if a, err := open(); err != nil || a != "192.0.2.1" {
+			t.Errorf("open at %q, %v, want 192.0.2.1", a, err)
+		}
+		return nil
+	}))
+}
+
+// TestDeviceAddress: an interface counts with the addresses that it has now, and without one the device
+// must not get just any address.
+func TestDeviceAddress(t *testing.T) {
+	lo, known := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.1")
+	for _, tt := range []struct {
+		name string
+		cfg  config.Device
+		want netip.Addr
+		err  string
+	}{
+		{"software", config.Device{SoftAddress: known}, known, ""},
+		{"of the kernel", config.Device{RDMA: "mlx5_0", GIDAddress: known}, known, ""},
+		{"of the kernel, the best one", config.Device{RDMA: "mlx5_0"}, netip.Addr{}, ""},
+		{"interface", config.Device{RDMA: "mlx5_0", Interface: "lo"}, lo, ""},
+		{"interface with another address", config.Device{RDMA: "mlx5_0", Interface: "lo", GIDAddress: known}, lo, ""},
+		{"software, by its interface", config.Device{Interface: "lo", SoftAddress: known}, lo, ""},
+		{"no such interface", config.Device{RDMA: "mlx5_0", Interface: "nowhere0", GIDAddress: known}, netip.Addr{}, "interface nowhere0 is not there or has no address"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := deviceAddress(tt.cfg)
+			if got != tt.want || (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%v, %v, want %v, %q", got, err, tt.want, tt.err)
 			}
 		})
 	}

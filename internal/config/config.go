@@ -255,8 +255,8 @@ type Device struct {
 	// SoftAddress is the local address of a software RoCEv2 device. It is invalid if
 	// Interface has no address.
 	SoftAddress netip.Addr
-	// Interface is the network interface that SoftAddress is the address of, if the file
-	// names one.
+	// Interface is the network interface that SoftAddress or GIDAddress is the address of, if
+	// the file names one. Which addresses it has is looked up whenever the device is opened.
 	Interface string
 	// SoftMTU is the path MTU of a software device in bytes, at most; 0 means the largest
 	// that fits the interface.
@@ -266,7 +266,8 @@ type Device struct {
 	RDMA string
 	Port uint8
 	// GIDAddress is the address whose GID is used, and GIDType the GID's type.
-	// The zero values: the provider chooses, and says why.
+	// The zero values: the provider chooses, and says why, unless Interface is given, which
+	// has no address then.
 	GIDAddress netip.Addr
 	GIDType    rdma.GIDType
 }

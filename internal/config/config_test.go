@@ -525,7 +525,8 @@ func TestParse_devicesOfNode(t *testing.T) {
 		return ParseOn(m, "t", []byte(text))
 	}
 	for name, want := range map[string][]Device{
-		"fast-1":    {{RDMA: "mlx5_0"}, {RDMA: "mlx5_1", GIDAddress: netip.MustParseAddr("203.0.113.7")}},
+		"fast-1":    {{RDMA: "mlx5_0"}, {RDMA: "mlx5_1", GIDAddress: netip.MustParseAddr("203.0.113.7"), Interface: "eth9"}},
+		"slow-1":    {{RDMA: "mlx5_0"}, {RDMA: "mlx5_1", Interface: "eth9"}}, // which has no address yet
 		"web-old":   {{RDMA: "mlx4_0"}},
 		"db-old":    nil,
 		"general-3": {{SoftAddress: netip.MustParseAddr("192.0.2.7")}, {SoftAddress: netip.MustParseAddr("198.51.100.7"), Interface: "eth1"}},

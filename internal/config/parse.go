@@ -519,7 +519,7 @@ func (d *decoder) hardware(fs fields, f field, dev *Device) {
 		if a, ok := fs.get("address"); ok {
 			var text string
 			d.text(fs, "address", &text)
-			dev.GIDAddress = d.gidAddress(a, text)
+			dev.GIDAddress, dev.Interface = d.gidAddress(a, text)
 		}
 		dev.GIDType = [...]rdma.GIDType{rdma.GIDTypeUnknown, rdma.GIDTypeRoCEv2, rdma.GIDTypeRoCEv1}[d.choice(fs, "gidType", "auto", "RoCEv2", "RoCEv1")]
 	} else {
@@ -531,25 +531,26 @@ func (d *decoder) hardware(fs fields, f field, dev *Device) {
 }
 
 // gidAddress reads the address of a GID. As one file is for all nodes, the address may
-// also be "node" or the name of an interface.
-func (d *decoder) gidAddress(f field, text string) netip.Addr {
+// also be "node" or the name of an interface, which some nodes may not have, or not yet
+// with an address.
+func (d *decoder) gidAddress(f field, text string) (a netip.Addr, ifname string) {
 	switch addrs := d.machine.Interfaces[text]; {
 	case text == "node" && (d.machine.Address.IsValid() || d.machine.Any):
-		return d.machine.Address
+		return d.machine.Address, ""
 	case text == "node":
 		d.errorf(f, "node: the node's address is not known: run with --kubernetes and NODE_IP in the environment, or give the address")
-		return netip.Addr{}
+		return netip.Addr{}, ""
 	case len(addrs) > 0:
-		return addrs[0]
+		return addrs[0], text
 	}
 	a, err := netip.ParseAddr(text)
-	if err != nil && d.machine.Any && validName(text, "") && len(text) <= maxInterfaceName {
-		return netip.Addr{} // the name of an interface that nodes have
+	if err != nil && d.machine.Cluster && validName(text, "") && len(text) <= maxInterfaceName {
+		return netip.Addr{}, text
 	}
 	if err != nil || a.IsUnspecified() || a.IsMulticast() || a.Is4In6() {
 		d.errorf(f, "%q, want an address of the device's network interface, node, or the name of an interface that has one (smcrctl devices shows them)", text)
 	}
-	return a
+	return a, ""
 }
 
 func (d *decoder) soft(f field, dev *Device) {

@@ -52,8 +52,9 @@ type State struct {
 // Info describes the device for the API.
 func (d *State) Info() agentapi.Device {
 	x := agentapi.Device{Name: d.Name, Provider: "verbs", Port: rdma.PortDown.String(), Since: d.Since}
+	x.Interface = d.Config.Interface
 	if d.Config.Soft() {
-		x.Provider, x.Interface = "soft", d.Config.Interface
+		x.Provider = "soft"
 		if d.Config.SoftAddress.IsValid() {
 			x.Address = d.Config.SoftAddress.String()
 		}
@@ -68,9 +69,7 @@ func (d *State) Info() agentapi.Device {
 	}
 	port, table := d.Open.Port(), d.Open.GIDs()
 	x.Provider, x.MTU, x.Port = d.Open.Attr().Provider, port.ActiveMTU.Bytes(), port.State.String()
-	if !d.Config.Soft() {
-		x.Address = cmp.Or(address(d.Open), x.Address)
-	}
+	x.Address = cmp.Or(address(d.Open), x.Address)
 	x.Interface = "" // the interface of the address counts, not that of the configuration
 	for _, g := range table {
 		x.Interface = cmp.Or(x.Interface, g.NetDev)

@@ -50,11 +50,13 @@ func TestState_Info(t *testing.T) {
 		{"missing", State{Name: "mlx5_0", Config: config.Device{RDMA: "mlx5_0"}, Err: errUnplugged}, agentapi.Device{Provider: "verbs", Port: "DOWN", Missing: errUnplugged.Error()}},
 		{"missing, with an address", State{Config: wanted}, agentapi.Device{Provider: "verbs", Port: "DOWN", Address: "192.0.2.2"}},
 		{"missing software", State{Config: soft}, agentapi.Device{Provider: "soft", Port: "DOWN", Address: "192.0.2.1", Interface: "eth1"}},
+		{"missing, with an interface", State{Config: config.Device{RDMA: "mlx5_0", Interface: "eth9"}}, agentapi.Device{Provider: "verbs", Port: "DOWN", Interface: "eth9"}},
 		{"missing interface", State{Config: config.Device{Interface: "eth9"}}, agentapi.Device{Provider: "soft", Port: "DOWN", Interface: "eth9"}},
 		{"open", State{Config: wanted, Open: open}, agentapi.Device{Provider: "mlx5", Port: "ACTIVE", MTU: 1024, Address: "192.0.2.9", Interface: "eth3"}},
 		{"open, says why", State{Config: wanted, Open: choosingDevice{open}}, agentapi.Device{Provider: "mlx5", Port: "ACTIVE", MTU: 1024, Address: "192.0.2.9", Interface: "eth3", Choice: "the only one"}},
 		{"open, without an address", State{Config: wanted, Open: openDevice{}}, agentapi.Device{Provider: "mlx5", Port: "ACTIVE", MTU: 1024, Address: "192.0.2.2"}},
-		{"open software", State{Config: soft, Open: open}, agentapi.Device{Provider: "mlx5", Port: "ACTIVE", MTU: 1024, Address: "192.0.2.1", Interface: "eth3"}},
+		{"open software", State{Config: soft, Open: open}, agentapi.Device{Provider: "mlx5", Port: "ACTIVE", MTU: 1024, Address: "192.0.2.9", Interface: "eth3"}},
+		{"open software, without a configured address", State{Config: config.Device{Interface: "eth3"}, Open: open}, agentapi.Device{Provider: "mlx5", Port: "ACTIVE", MTU: 1024, Address: "192.0.2.9", Interface: "eth3"}},
 	} {
 		tt.s.Since, tt.want.Since, tt.want.Name = since, since, tt.s.Name
 		if d := cmp.Diff(tt.want, tt.s.Info()); d != "" {
