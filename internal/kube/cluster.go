@@ -76,6 +76,9 @@ type cluster struct {
 	reconciled  atomic.Bool               // the agent has once done what the API server's objects want
 	joined      atomic.Bool               // see agentapi.Cluster
 
+	// startAgain ends the agent in order; its container starts again. It is set before the agent runs.
+	startAgain context.CancelFunc
+
 	plugin sync.Mutex // held while the plugin is being installed or uninstalled
 
 	mu      sync.Mutex         // guards what is below
@@ -202,6 +205,7 @@ func (c *cluster) run(ctx context.Context) error {
 	wg.Go(e.awaitUninstall)
 	// The agent goes on until it is known whether another one comes.
 	running, stop := context.WithCancel(life)
+	c.startAgain = stop
 	wg.Go(func() {
 		defer stop()
 		e.awaitEnd(ctx)
@@ -313,7 +317,10 @@ func (c *cluster) keepPlugin(ctx context.Context) {
 	select {
 	case <-c.source.Uninstall():
 	default:
-		c.cni.Run(until)
+		if err := c.cni.Run(until); err != nil {
+			c.cfg.Log.Warn("the agent drains, ends and is started again", "why", err)
+			c.startAgain()
+		}
 	}
 	stop()
 	<-done

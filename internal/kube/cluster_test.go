@@ -373,3 +373,40 @@ func TestRunAgent_rereadRefused(t *testing.T) {
 		t.Error("the refused field is not in the log")
 	}
 }
+
+// TestRunAgent_directoryReplaced: an agent ends in order when it does not see the node's CNI directory any more.
+func TestRunAgent_directoryReplaced(t *testing.T) {
+	w := newWorld(t)
+	cfg := w.clusterConfig()
+	dir := filepath.Join(w.dir, "net.d")
+	held, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	file := filepath.Join(w.dir, "node-agent.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte(dir), fmt.Appendf(nil, "/proc/self/fd/%d", held.Fd()), 1) // as a mount shows it
+	if err := errors.Join(os.WriteFile(file, text, 0o600), os.RemoveAll(dir)); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	cfg.run = func(ctx context.Context, c agent.Config) error {
+		defer close(ended)
+		c.Manages(true)
+		<-ctx.Done()
+		return nil
+	}
+	w.runAgent(cfg)
+	select {
+	case <-ended:
+	case <-time.After(slowly):
+		t.Error("the agent goes on")
+	}
+	if !w.log.has("was removed or replaced on the node: the agent starts again") {
+		t.Error("the agent does not say why it ends")
+	}
+}

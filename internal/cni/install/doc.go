@@ -10,7 +10,7 @@
 //		Log:       log,
 //	})
 //	...
-//	err = in.Run(ctx) // installs, watches and repairs until ctx ends
+//	err = in.Run(ctx) // installs, watches and repairs until ctx ends, or the directories are others
 //
 // The end of [Installer.Run] leaves everything in place: pods are made also while an
 // agent restarts, and they need the plugin to get a record. [Installer.Uninstall] removes

@@ -75,7 +75,9 @@ func (h *host) run(in *Installer) (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		in.Run(ctx)
+		if err := in.Run(ctx); err != nil {
+			h.t.Errorf("Run = %v", err)
+		}
 	}()
 	var once sync.Once
 	stop = func() { once.Do(func() { cancel(); <-done }) }
@@ -603,5 +605,28 @@ func TestApply_changed(t *testing.T) {
 				t.Errorf("left %v", entries)
 			}
 		})
+	}
+}
+
+// TestRun_replaced: a directory that was removed on the node is still there by its mount, and what is in the
+// new one is not seen. Run ends, and says why.
+func TestRun_replaced(t *testing.T) {
+	for _, of := range []func(h *host) *string{func(h *host) *string { return &h.etc }, func(h *host) *string { return &h.bin }} {
+		h := newHost(t)
+		dir := of(h)
+		f, err := os.Open(*dir)
+		must(t, err)
+		defer func() { must(t, f.Close()) }()
+		must(t, os.Remove(*dir))
+		must(t, os.Mkdir(*dir, 0o755))
+		*dir = fmt.Sprintf("/proc/self/fd/%d", f.Fd()) // as a mount shows it
+		in := h.installer()
+		if err := in.Run(t.Context()); !errors.Is(err, ErrReplaced) {
+			t.Errorf("Run = %v, want %v", err, ErrReplaced)
+		}
+		want := *dir + " was removed or replaced on the node: the agent starts again"
+		if s := in.Status(); s.State != StateBroken || s.Detail != want {
+			t.Errorf("%s: %s, want %s: %s", s.State, s.Detail, StateBroken, want)
+		}
 	}
 }

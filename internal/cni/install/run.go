@@ -5,6 +5,7 @@ package install
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"time"
 
@@ -13,15 +14,24 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/files"
 )
 
+// ErrReplaced means that one of the directories was removed on the node, and may have been
+// made anew: this process has the former one mounted, and does not see the one that counts.
+var ErrReplaced = errors.New("was removed or replaced on the node")
+
 // Run installs the plugin and keeps it installed until ctx ends; then it leaves the plugin
-// in place. An error does not end Run: the error is in the status, and Run tries again.
-func (in *Installer) Run(ctx context.Context) {
+// in place. Its only error is [ErrReplaced], after which the process has to start again in
+// a container that mounts the directories anew. Any other one is in the status, and Run
+// tries again.
+func (in *Installer) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		l, err := tryLock(in.c.ConfDir)
 		switch {
 		case err == nil:
-			in.work(ctx, l)
+			err = in.work(ctx, l)
 			_ = l.Unlock() // the error is that of closing a directory
+			if err != nil {
+				return err
+			}
 		case errors.Is(err, errBusy):
 			in.update(func(s *Status) { s.State, s.Detail = StateStandby, err.Error() })
 			pause(ctx, lockPoll)
@@ -30,6 +40,17 @@ func (in *Installer) Run(ctx context.Context) {
 			pause(ctx, troubleInterval)
 		}
 	}
+	return nil
+}
+
+// replaced is the ErrReplaced of a directory.
+func (in *Installer) replaced() error {
+	for _, dir := range []string{in.c.ConfDir, in.c.BinDir} {
+		if files.Unlinked(dir) {
+			return fmt.Errorf("%s %w: the agent starts again", dir, ErrReplaced)
+		}
+	}
+	return nil
 }
 
 // pause waits for d, or until ctx ends.
@@ -43,8 +64,8 @@ func pause(ctx context.Context, d time.Duration) {
 }
 
 // work keeps the plugin installed until ctx ends, or until the directory that l is a lock
-// on was replaced by another one.
-func (in *Installer) work(ctx context.Context, l *files.Lock) {
+// on was replaced by another one. The error is an ErrReplaced.
+func (in *Installer) work(ctx context.Context, l *files.Lock) error {
 	for _, dir := range []string{in.c.ConfDir, in.c.BinDir} {
 		if err := removeTemps(dir); err != nil {
 			in.log.Warn("remove temporary files", "err", err)
@@ -55,13 +76,17 @@ func (in *Installer) work(ctx context.Context, l *files.Lock) {
 		defer func() { _ = w.Close() }()
 	}
 	for {
+		if err := in.replaced(); err != nil {
+			in.update(func(s *Status) { s.State, s.Detail = StateBroken, err.Error() })
+			return err
+		}
 		in.pass()
 		interval := in.c.Interval
 		if s := in.Status(); !s.Working() || !complete {
 			interval = min(interval, troubleInterval)
 		}
 		if !in.wait(ctx, w, interval) || !l.Stands() {
-			return
+			return nil
 		}
 		if !complete && w != nil { // the directory of the binaries may have appeared
 			complete = w.Add(in.c.BinDir) == nil
