@@ -42,7 +42,7 @@ type Config struct {
 	Observe func(View)
 	// Stay lets the agent run on a node that lacks a device or a feature: the agent says so, and
 	// everything is plain TCP. When what was missing is there, Run returns nil, and the caller
-	// calls Run again. Without Stay, Run fails.
+	// calls Run again; so it does when devices that are missing cannot come back in this container. Without Stay, Run fails.
 	Stay bool
 	// Hurry, when it is closed, makes a draining agent reset the remaining connections at once.
 	Hurry <-chan struct{}
@@ -258,6 +258,12 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 		}
 		return nil
 	}))
+	g.Go(task("look whether devices can come back", func(context.Context) error {
+		if a.cfg.Stay && a.awaitReplaced(managerCtx) {
+			stopManager()
+		}
+		return nil
+	}))
 	g.Go(task("manage pods", func(context.Context) error {
 		defer stopAPI()
 		defer stopManager()
@@ -268,7 +274,7 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 			return nil
 		case a.left():
 			return a.leave(ctx)
-		case ctx.Err() == nil: // awaitAble ended the manager, and Run will be called again: keep the table of an earlier agent
+		case ctx.Err() == nil: // awaitAble or awaitReplaced ended the manager, and Run will be called again: keep the table of an earlier agent
 			_, ended := a.manager.shutdown(context.WithoutCancel(ctx))
 			return errors.Join(<-ended, a.wire.remove(), a.wire.closeHandedOver())
 		}

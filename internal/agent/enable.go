@@ -71,6 +71,27 @@ func (a *agent) awaitAble(ctx context.Context) bool {
 	return false
 }
 
+// deviceDir has the device files of RDMA devices. The kernel removes it with the last of them.
+const deviceDir = "/dev/infiniband"
+
+// awaitReplaced waits until the agent has to start again, since its container has a directory of
+// device files mounted that the node does not have any more, and returns true, or until ctx ends.
+func (a *agent) awaitReplaced(ctx context.Context) bool {
+	for sleep(ctx, a.cfg.ableEvery) {
+		if a.devicesReplaced() {
+			a.cfg.Log.Warn("the node has another directory for device files now, or none; the agent drains, ends and is started again", "dir", deviceDir)
+			return true
+		}
+	}
+	return false
+}
+
+// devicesReplaced says whether an RDMA device is missing and, if it is back, cannot be seen here.
+func (a *agent) devicesReplaced() bool {
+	missing := func(d rnics.State) bool { return d.Open == nil && !d.Config.Soft() }
+	return slices.ContainsFunc(a.rnics.All(), missing) && a.cfg.unlinked(deviceDir)
+}
+
 // able tries everything that enable needs, and undoes it.
 func (a *agent) able() bool {
 	if a.cfg.preflight() != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -353,4 +354,34 @@ func TestUnableWith(t *testing.T) {
 		wantUnable(t, b.a.unableWith(b.a.rnics.Node()), agentapi.CodeNoOption, "no BPF here")
 		wantUnable(t, b.a.unableNode(), agentapi.CodeNoOption, "no BPF here")
 	})
+}
+
+// TestRun_devicesReplaced: an agent whose container does not see the node's device files any more ends when a
+// device is missing, and does not while it has all.
+func TestRun_devicesReplaced(t *testing.T) {
+	b, hs := hardwareBench(t, "rxe0")
+	looked := make(chan struct{})
+	var once sync.Once
+	b.cfg.unlinked = func(dir string) bool {
+		once.Do(func() { close(looked) })
+		return dir == "/dev/infiniband"
+	}
+	b.attach("a", 1)
+	b.start()
+	<-time.After(3 * b.cfg.ableEvery)
+	select {
+	case <-looked:
+		t.Error("the agent has its device, and looks for the directory of device files")
+	case err := <-b.done:
+		b.done <- err
+		t.Fatalf("the agent ended though it has its device: %v", err)
+	default:
+	}
+	hs[0].set(errUnplugged)[0].events <- rdma.AsyncEvent{Kind: rdma.EventDeviceFatal, Err: errUnplugged}
+	select {
+	case err := <-b.done:
+		b.done <- err
+	case <-time.After(10 * time.Second):
+		t.Fatal("the agent does not end")
+	}
 }

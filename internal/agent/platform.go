@@ -12,6 +12,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
+	"github.com/smcr-io/kube-smcr/internal/files"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
@@ -37,6 +38,7 @@ type platform struct {
 	preflight   func() error
 	probeQueue  func() (linux.QueueForm, error)
 	files       func() uint64 // limit of open files
+	unlinked    func(dir string) bool
 	mayUseAPI   func(uid uint32) bool
 	ableEvery   time.Duration
 	// deviceEvery is the pause before the agent looks for a missing device again. The pause doubles
@@ -101,6 +103,9 @@ func (p *platform) setDefaults(dataDir string) {
 	}
 	if p.files == nil {
 		p.files = linux.FileLimit
+	}
+	if p.unlinked == nil {
+		p.unlinked = files.Unlinked
 	}
 	if p.untrackAfter == 0 {
 		p.untrackAfter = untrackAfter
