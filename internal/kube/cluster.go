@@ -201,14 +201,14 @@ func (c *cluster) run(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return nil
 	}
-	e := c.newExit(life)
-	wg.Go(e.awaitUninstall)
+	e := c.newExit()
+	wg.Go(func() { e.awaitUninstall(life) })
 	// The agent goes on until it is known whether another one comes.
 	running, stop := context.WithCancel(life)
 	c.startAgain = stop
 	wg.Go(func() {
 		defer stop()
-		e.awaitEnd(ctx)
+		e.awaitEnd(ctx, life)
 	})
 	cfg := c.cfg.Agent
 	cfg.Node, cfg.Load, cfg.Reload, cfg.Version, cfg.Log = node, c.source.Load, c.source.Changed(), c.cfg.Version, c.cfg.Log
@@ -221,7 +221,7 @@ func (c *cluster) run(ctx context.Context) error {
 			c.manage(life, dutyLinks)
 		}
 	}
-	cfg.Leave, cfg.MayBeLast, cfg.NoSuccessor = e.leave, e.mayBeLast.Load, e.noSuccessor
+	cfg.Leave, cfg.MayBeLast, cfg.NoSuccessor = e.leave, e.mayBeLast.Load, func() { e.noSuccessor(life) }
 	cfg.Stay = true
 	err := c.cfg.run(running, cfg)
 	select {

@@ -109,26 +109,25 @@ func selects(pod *corev1.PodSpec, node *corev1.Node) bool {
 	return here || err != nil
 }
 
-// exit is how an agent leaves its node clean.
+// exit is how an agent leaves its node clean. The contexts life outlast the time when the agent is told to end.
 type exit struct {
 	c        *cluster
-	life     context.Context // of what goes on after the agent was told to end
-	leave    chan struct{}   // closed when the agent is to leave the node clean
-	departed chan struct{}   // closed when that is because no other agent comes
+	leave    chan struct{} // closed when the agent is to leave the node clean
+	departed chan struct{} // closed when that is because no other agent comes
 	once     sync.Once
 	// mayBeLast: the agent leaves the node clean unless a successor asks for the node while the agent drains.
 	mayBeLast atomic.Bool
 }
 
-func (c *cluster) newExit(life context.Context) *exit {
-	return &exit{c: c, life: life, leave: make(chan struct{}), departed: make(chan struct{})}
+func (c *cluster) newExit() *exit {
+	return &exit{c: c, leave: make(chan struct{}), departed: make(chan struct{})}
 }
 
 // goAway removes what the agent itself does not know of, and then has the agent leave.
-func (e *exit) goAway(why string) {
+func (e *exit) goAway(life context.Context, why string) {
 	e.once.Do(func() {
 		e.c.cfg.Log.Info("the agent removes its rules and files from the node", "why", why)
-		e.c.uninstallPlugin(e.life)
+		e.c.uninstallPlugin(life)
 		if err := errors.Join(e.c.source.forget(), e.c.forgetDevices()); err != nil {
 			e.c.cfg.Log.Error("files of the product are left on the node; remove them by hand", "err", err)
 		}
@@ -137,51 +136,51 @@ func (e *exit) goAway(why string) {
 }
 
 // depart is goAway because no other agent comes.
-func (e *exit) depart(d departure) {
+func (e *exit) depart(life context.Context, d departure) {
 	e.c.departs.Store(&d)
 	close(e.departed)
 	e.c.source.leave()
-	e.goAway(d.why)
+	e.goAway(life, d.why)
 }
 
 // awaitUninstall goes away when the SMCRNode says so.
-func (e *exit) awaitUninstall() {
+func (e *exit) awaitUninstall(life context.Context) {
 	select {
-	case <-e.life.Done():
+	case <-life.Done():
 	case <-e.c.source.Uninstall():
 	}
 	select {
-	case <-e.life.Done():
+	case <-life.Done():
 	case <-e.departed: // said by whoever closed it
 	default:
-		e.goAway("the SMCRNode says that the product is uninstalled from the node")
+		e.goAway(life, "the SMCRNode says that the product is uninstalled from the node")
 	}
 }
 
 // awaitEnd returns when the agent is to stop: ctx ended, and the API server was asked whether another agent comes.
-func (e *exit) awaitEnd(ctx context.Context) {
+func (e *exit) awaitEnd(ctx, life context.Context) {
 	select {
-	case <-e.life.Done():
+	case <-life.Done():
 		return
 	case <-ctx.Done():
 	}
 	if !e.c.managesNode() || e.c.uninstalled.Load() {
 		return
 	}
-	switch d := e.c.departure(e.life); {
+	switch d := e.c.departure(life); {
 	case d.why == "", !e.c.managesNode(): // there is a successor by now
 	case d.unsure:
 		e.c.cfg.Log.Info("the API server does not know the agent any more; the node is left clean unless another agent asks for it")
 		e.mayBeLast.Store(true)
 	default:
-		e.depart(d)
+		e.depart(life, d)
 	}
 }
 
 // noSuccessor departs an agent that may be the last one, unless it is known now that another one comes.
-func (e *exit) noSuccessor() {
-	if d := e.c.departure(e.life); d.why != "" {
-		e.depart(d)
+func (e *exit) noSuccessor(life context.Context) {
+	if d := e.c.departure(life); d.why != "" {
+		e.depart(life, d)
 	}
 }
 

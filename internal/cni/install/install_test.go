@@ -621,7 +621,9 @@ func TestRun_replaced(t *testing.T) {
 		must(t, os.Mkdir(*dir, 0o755))
 		*dir = fmt.Sprintf("/proc/self/fd/%d", f.Fd()) // as a mount shows it
 		in := h.installer()
-		if err := in.Run(t.Context()); !errors.Is(err, ErrReplaced) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := in.Run(ctx); !errors.Is(err, ErrReplaced) {
 			t.Errorf("Run = %v, want %v", err, ErrReplaced)
 		}
 		want := *dir + " was removed or replaced on the node: the agent starts again"
