@@ -109,7 +109,8 @@ func selects(pod *corev1.PodSpec, node *corev1.Node) bool {
 	return here || err != nil
 }
 
-// exit is how an agent leaves its node clean. The contexts life outlast the time when the agent is told to end.
+// exit is how an agent leaves its node clean. The contexts called life last longer than the one that ends when the agent is
+// told to: until the agent has drained.
 type exit struct {
 	c        *cluster
 	leave    chan struct{} // closed when the agent is to leave the node clean
