@@ -29,8 +29,8 @@ type fallback struct {
 	mayCross bool       // the peer's Decline may still come, after ours
 }
 
-// read gives first what was read from the TCP connection before the fallback.
-func (f *fallback) read(tcp *net.TCPConn, p []byte) (int, error) {
+// read gives first what was read from the TCP connection before the fallback. inline says that urgent bytes are part of the stream.
+func (f *fallback) read(tcp *net.TCPConn, p []byte, inline bool) (int, error) {
 	f.mu.Lock()
 	if err := f.dropCrossing(waiting(tcp)); err != nil {
 		f.mu.Unlock()
@@ -46,7 +46,19 @@ func (f *fallback) read(tcp *net.TCPConn, p []byte) (int, error) {
 		return n, nil
 	}
 	f.mu.Unlock()
+	if inline {
+		return readInline(tcp, p)
+	}
 	return tcp.Read(p)
+}
+
+// readInline is tcp.Read that waits for no urgent byte which is there (see socket.read).
+func readInline(tcp *net.TCPConn, b []byte) (int, error) {
+	s := newSocket(tcp)
+	if s == nil {
+		return 0, net.ErrClosed
+	}
+	return s.Read(b)
 }
 
 // mayRead is the error of a read that needs nothing of TCP: that of a connection that is closed, or

@@ -38,7 +38,7 @@ func TestFallback_givesTheProgramsBytes(t *testing.T) {
 	} {
 		for how, get := range map[string]func(f *fallback, c *net.TCPConn) ([]byte, error){
 			"read": func(f *fallback, c *net.TCPConn) ([]byte, error) {
-				return io.ReadAll(readFunc(func(p []byte) (int, error) { return f.read(c, p) }))
+				return io.ReadAll(readFunc(func(p []byte) (int, error) { return f.read(c, p, false) }))
 			},
 			"writeTo": func(f *fallback, c *net.TCPConn) ([]byte, error) {
 				var b bytes.Buffer
@@ -76,17 +76,17 @@ func TestFallback_readsAsTCP(t *testing.T) {
 	if err := c.SetReadDeadline(time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := f.read(c, b); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if n, err := f.read(c, b, false); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("behind the deadline: %d, %v", n, err)
 	}
 	if err := c.SetReadDeadline(time.Time{}); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := f.read(c, b); err != nil || string(b[:n]) != "ea" {
+	if n, err := f.read(c, b, false); err != nil || string(b[:n]) != "ea" {
 		t.Errorf("%q, %v", b[:n], err)
 	}
 	_ = c.Close()
-	if n, err := f.read(c, b); !errors.Is(err, net.ErrClosed) {
+	if n, err := f.read(c, b, false); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("closed: %d, %v", n, err)
 	}
 	written := 0

@@ -91,7 +91,7 @@ func (r *receiver) wipeAll() { clear(r.rmbe) }
 // a reset an error that is syscall.ECONNRESET.
 func (c *Conn) Read(p []byte) (int, error) {
 	if c.group == nil {
-		return c.fallback.read(c.tcp, p)
+		return c.fallback.read(c.tcp, p, c.urgent.inline.Load())
 	}
 	c.recv.mu.Lock()
 	defer c.recv.mu.Unlock()

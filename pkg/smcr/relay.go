@@ -167,7 +167,7 @@ func (p *pump) once(fd uintptr) (more bool, err error) {
 		b = b[:1]
 	}
 	s.r.buf, s.r.n, s.r.errno = b, 0, 0
-	done := s.r.do(syscall.SYS_READ, fd)
+	done := s.read(fd)
 	s.r.buf = nil
 	switch {
 	case !done:

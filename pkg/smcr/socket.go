@@ -61,7 +61,7 @@ func newSocket(c *net.TCPConn) *socket {
 		return nil
 	}
 	s := &socket{conn: c, raw: raw}
-	s.readFn = func(fd uintptr) bool { return s.r.do(syscall.SYS_READ, fd) }
+	s.readFn = s.read
 	s.writeFn = s.write
 	return s
 }
@@ -93,6 +93,22 @@ func (t *transfer) do(call, fd uintptr) bool {
 			return true
 		}
 	}
+}
+
+// read makes one call that finds something, or there is nothing to read. At an urgent byte Linux refuses a thread that has a
+// signal to handle as if there were nothing, and the poller, which has told of the byte, does not tell again:
+//
+//	kernel                        reader
+//	  urgent byte: tells poller     |
+//	  signal of Go's scheduler      | is woken
+//	    |                           read: EAGAIN, and the byte is there
+func (s *socket) read(fd uintptr) bool {
+	for !s.r.do(syscall.SYS_READ, fd) {
+		if s.look(fd)&unix.POLLIN == 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // write makes one call, and asks stall when it would have to wait.

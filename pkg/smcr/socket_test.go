@@ -5,9 +5,12 @@ package smcr
 import (
 	"bytes"
 	"errors"
+	"golang.org/x/sys/unix"
 	"io"
 	"net"
 	"os"
+	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -72,4 +75,35 @@ func TestSocket_errors(t *testing.T) {
 	if _, err := s.Read(p); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("read of a closed socket: %v", err)
 	}
+}
+
+// Linux says to a thread that has a signal to handle, as Go's scheduler sends them, that there is nothing to read where the next byte is
+// an urgent one. Such a byte is read nevertheless, though nothing follows it.
+func TestSocket_readsUrgentByteAmidSignals(t *testing.T) {
+	a, b := tcpEnds(t)
+	c := newTCPConn(nil, b, Info{}, nil, false)
+	if err := errors.Join(c.SetUrgentInline(true), b.SetReadDeadline(time.Now().Add(20*time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pid, reader := unix.Getpid(), unix.Gettid()
+	var over atomic.Bool
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for !over.Load() {
+			_ = unix.Tgkill(pid, reader, unix.SIGURG) // the thread is there until the test ends
+		}
+	}()
+	for i := range 1000 {
+		sendUrgent(t, a)
+		var p [2]byte
+		if n, err := c.Read(p[:]); n != 1 || err != nil {
+			t.Errorf("after %d bytes: read %d, %v", i, n, err)
+			break
+		}
+	}
+	over.Store(true)
+	<-ended
 }

@@ -207,6 +207,7 @@ func (c *Conn) takeUrgent() (b byte, mark uint64, err error) {
 // By default Read leaves them out. Either way a Read ends before an urgent byte, so that
 // AtMark can tell where the byte is.
 func (c *Conn) SetUrgentInline(inline bool) error {
+	c.urgent.inline.Store(inline)
 	if c.group == nil {
 		on := 0
 		if inline {
@@ -214,7 +215,6 @@ func (c *Conn) SetUrgentInline(inline bool) error {
 		}
 		return c.controlTCP("set", func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, on) })
 	}
-	c.urgent.inline.Store(inline)
 	return nil
 }
 
