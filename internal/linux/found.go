@@ -43,9 +43,18 @@ const (
 	// not seen. It is switched off, so that connections whose SYN was excluded stay
 	// untracked.
 	looseTracking sysctl = 3
+	// fwmarkReflect4 and fwmarkReflect6 make resets that the kernel sends without a connection's socket carry the mark of
+	// what they answer. Otherwise they go to the client, which has no such connection, and never to the agent:
+	//
+	//	agent 10.0.0.1:61001 -> 10.0.0.2:80  SYN, but nobody listens any more; or bytes, long after the application has closed
+	//	10.0.0.2:80 -> 10.0.0.1:61001        reset without mark: by eth0
+	//
+	// What comes from outside of the pod has no mark.
+	fwmarkReflect4 sysctl = 4
+	fwmarkReflect6 sysctl = 5
 )
 
-var sysctls = [...]sysctl{fwmarkAccept, closeTimeout, looseTracking}
+var sysctls = [...]sysctl{fwmarkAccept, closeTimeout, looseTracking, fwmarkReflect4, fwmarkReflect6}
 
 // path is the name below /proc/sys.
 func (s sysctl) path() string {
@@ -56,6 +65,10 @@ func (s sysctl) path() string {
 		return "net/netfilter/nf_conntrack_tcp_timeout_close"
 	case looseTracking:
 		return "net/netfilter/nf_conntrack_tcp_loose"
+	case fwmarkReflect4:
+		return "net/ipv4/fwmark_reflect"
+	case fwmarkReflect6:
+		return "net/ipv6/fwmark_reflect"
 	}
 	return ""
 }
@@ -67,7 +80,7 @@ func (s sysctl) String() string { return strings.ReplaceAll(s.path(), "/", ".") 
 // is used only after an agent of a version that kept no record of the value before.
 func (s sysctl) values() (ours, usual uint32) {
 	switch s {
-	case fwmarkAccept:
+	case fwmarkAccept, fwmarkReflect4, fwmarkReflect6:
 		return 1, 0
 	case closeTimeout:
 		return 0, 10

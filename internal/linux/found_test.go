@@ -45,10 +45,10 @@ func TestSysctls_goBack(t *testing.T) {
 			r := install(t, ns, testConfig(f))
 			mustDo(t, r.Update(untracked))
 			mustDo(t, r.Remove())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"the agent dies", func(t *testing.T, ns *NetNS) {
 			mustDo(t, install(t, ns, untracked).Close())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"it dies before there is more than the record", func(t *testing.T, ns *NetNS) {
 			r := &Redirect{ns: ns, cfg: untracked}
 			steps := r.installSteps()
@@ -62,18 +62,18 @@ func TestSysctls_goBack(t *testing.T) {
 			mustDo(t, u.Run(steps...))
 			u.Keep()
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"another agent takes over, and dies", func(t *testing.T, ns *NetNS) {
 			for range 3 {
 				mustDo(t, install(t, ns, untracked).Close())
 			}
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"somebody deletes the table, and the agent repairs it", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			mustDo(t, dropTable(r.conn))
 			mustDo(t, r.Update(untracked))
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"tracked again", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			if v := sysctlNow(t, ns, looseTracking); v != 0 {
@@ -84,20 +84,33 @@ func TestSysctls_goBack(t *testing.T) {
 				t.Errorf("%v is %d, want 1", looseTracking, v)
 			}
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"set by somebody else", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			giveSysctl(t, ns, closeTimeout.path(), "33")
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 33, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 33, looseTracking: 1}},
+		{"a smaller record of an earlier version", func(t *testing.T, ns *NetNS) {
+			conn, err := openNFT(ns)
+			mustDo(t, err)
+			set := foundSet(kubeTable())
+			set.ID, set.Size = 1, 6
+			conn.AddTable(set.Table)
+			mustDo(t, conn.AddSet(set, foundElements(map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 7})))
+			mustDo(t, errors.Join(conn.Flush(), conn.CloseLasting()))
+			giveSysctl(t, ns, closeTimeout.path(), "0")
+			mustDo(t, install(t, ns, untracked).Close())
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
 		{"an agent without a record", func(t *testing.T, ns *NetNS) {
 			mustDo(t, install(t, ns, testConfig(f)).Close())
 			conn, err := openNFT(ns)
 			mustDo(t, err)
+			giveSysctl(t, ns, fwmarkReflect4.path(), "0") // such an agent leaves both alone
+			giveSysctl(t, ns, fwmarkReflect6.path(), "0")
 			conn.DelSet(foundSet(kubeTable()))
 			mustDo(t, errors.Join(conn.Flush(), conn.CloseLasting()))
 			mustDo(t, install(t, ns, testConfig(f)).Close())
-		}, map[sysctl]uint32{fwmarkAccept: 0, closeTimeout: 10, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 10, looseTracking: 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns := newNS(t)
@@ -106,7 +119,9 @@ func TestSysctls_goBack(t *testing.T) {
 			mustDo(t, Sweep(ns))
 			got := map[sysctl]uint32{}
 			for _, s := range sysctls {
-				got[s] = sysctlNow(t, ns, s)
+				if v := sysctlNow(t, ns, s); v != 0 {
+					got[s] = v
+				}
 			}
 			if diff := cmp.Diff(c.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -251,7 +266,7 @@ func TestFoundElements(t *testing.T) {
 	for _, e := range foundElements(found) {
 		got = append(got, binary.NativeEndian.Uint32(e.Key))
 	}
-	if diff := cmp.Diff([]uint32{1, 3, 189, 190, 191, 192}, got); diff != "" {
+	if diff := cmp.Diff([]uint32{1, 3, 181, 182, 183, 184, 185, 186, 187, 188}, got); diff != "" {
 		t.Errorf("sysctls (-want +got):\n%s", diff)
 	}
 }

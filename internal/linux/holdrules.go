@@ -137,6 +137,8 @@ func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
 //	host         host unreachable        address unreachable   EHOSTUNREACH
 //	net          network unreachable     no route              ENETUNREACH
 //	prohibited   prohibited by filter    prohibited            EHOSTUNREACH, EACCES
+//
+// The reset has the mark of the SYN (see fwmarkReflect4), and passes here, too.
 func (r *ruleset) answers(answer *nftables.Chain, m HoldMarks, silent bool) {
 	const noRoute, hostUnreachable, prohibited = 0, 2, 3 // NFT_REJECT_ICMPX_*
 	for _, c := range []struct {
@@ -151,7 +153,7 @@ func (r *ruleset) answers(answer *nftables.Chain, m HoldMarks, silent bool) {
 		if silent {
 			c.refuse = &expr.Verdict{Kind: expr.VerdictDrop}
 		}
-		r.rule(answer, markIs(c.mark), tcpHeader(), []expr.Any{&expr.Counter{}, c.refuse})
+		r.rule(answer, markIs(c.mark), tcpHeader(), synOnly(), []expr.Any{&expr.Counter{}, c.refuse})
 	}
 }
 

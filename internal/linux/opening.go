@@ -64,7 +64,7 @@ func (r *ruleset) opening(to, answer *nftables.Chain, cfg RedirectConfig, s *set
 			r.rule(to, s.selected(i, is4), lookup(reg32Base, must[i], false), loadOwnPort(is4), note(set, openingTTL))
 		}
 		r.rule(answer, []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: regA}}, lookup(regA, verdicts, false),
-			tcpHeader(), loadDestination(is4), loadOwnPort(is4), lookup(reg32Base, set, false), note(set, openedTTL))
+			tcpHeader(), synOnly(), loadDestination(is4), loadOwnPort(is4), lookup(reg32Base, set, false), note(set, openedTTL))
 		if must[i] != nil {
 			crossed := slices.Concat(slices.Concat(s.outbound(cfg)...), synOnly(), replies(), s.selected(i, is4), lookup(reg32Base, must[i], false))
 			r.rule(answer, crossed, loadOwnPort(is4), note(set, openedTTL))

@@ -75,7 +75,9 @@ func (r *Redirect) installSteps() []undo.Step {
 			},
 			Undo: unless(&inherited, func() error { return dropTable(r.conn) }),
 		},
-		r.takeStep(fwmarkAccept, true))
+		r.takeStep(fwmarkAccept, true),
+		r.takeStep(fwmarkReflect4, false),
+		r.takeStep(fwmarkReflect6, false))
 	if r.cfg.Untracked {
 		steps = append(steps, r.takeStep(looseTracking, false))
 	}

@@ -378,6 +378,50 @@ func TestDialFrom_refuses(t *testing.T) {
 	}
 }
 
+// TestDialFrom_reset: a reset that the kernel sends for the pod without a socket gets to the agent, though its destination is the
+// client: that of a port where nobody listens, and that for bytes which come long after the application has closed.
+func TestDialFrom_reset(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			pod, _ := newPair(t)
+			install(t, pod, testConfig(f))
+			app := listen(t, pod, nil, f.pod, 0)
+			c, err := DialFrom(timeout(t, waitLimit), pod, f.peer, testAppMark, addrOf(app))
+			mustDo(t, err)
+			defer func() { _ = c.Close() }()
+			conn := mustAccept(t, app)
+			raw, err := conn.SyscallConn()
+			mustDo(t, err)
+			mustDo(t, raw.Control(func(fd uintptr) { // the kernel forgets the closed connection soon
+				err = unix.SetsockoptInt(int(fd), unix.SOL_TCP, unix.TCP_LINGER2, 1)
+			}))
+			mustDo(t, errors.Join(err, conn.Close(), app.Close()))
+			waitFor(t, "the kernel to forget the application's connection", func() bool {
+				free, err := pod.tupleFree(addrOf(app), c.LocalAddr().(*net.TCPAddr).AddrPort())
+				mustDo(t, err)
+				return free
+			})
+			mustDo(t, c.SetDeadline(time.Now().Add(waitLimit)))
+			if b, err := io.ReadAll(c); len(b) > 0 || err != nil && !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("after the application closed: %q, %v", b, err)
+			}
+			for err = nil; err == nil; { // until the reset has come, at the latest behind a full buffer
+				_, err = c.Write(make([]byte, 64<<10))
+			}
+			if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+				t.Errorf("bytes that come late: %v, want a reset", err)
+			}
+			again, err := DialFrom(timeout(t, waitLimit), pod, f.peer, testAppMark, addrOf(app))
+			if err == nil {
+				_ = again.Close()
+			}
+			if !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("nobody listens: %v, want ECONNREFUSED", err)
+			}
+		})
+	}
+}
+
 func TestDialInNS(t *testing.T) {
 	f := families[0]
 	pod, peer := newPair(t)
