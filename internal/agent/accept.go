@@ -86,9 +86,9 @@ type acceptor struct {
 	set      *listenerSet
 	listener *net.TCPListener
 	progress *atomic.Int64
-	// fullSince is when this listener's connections began to find no pending reservation; zero: the
-	// last connection got its reservation at once.
-	fullSince time.Time
+	// fullSince is when this listener's last connections began to find no pending reservation, and fullLast
+	// until when they did; zero: the last connection got its reservation.
+	fullSince, fullLast time.Time
 }
 
 func (px *proxy) accept(set *listenerSet, i int) {
@@ -188,7 +188,7 @@ func (a *acceptor) admitDiverted(c *net.TCPConn, dst netip.AddrPort) (goOn bool)
 			return goOn
 		}
 	}
-	a.fullSince = time.Time{}
+	a.fullLast = time.Time{}
 	px.sessionTasks.Go(func() { a.set.handle(px.life, c, dst, rv) })
 	return true
 }
@@ -217,20 +217,22 @@ func (a *acceptor) reserve(s *session) (rv *reservation, freed <-chan struct{}) 
 //   - the client has all that one client may have;
 //   - the proxy ends.
 //
-// loop is false if the accept loop is to end, too.
+// loop is false if the accept loop is to end, too. Connections of the listener that meet the same shortage share the
+// patience. A shortage that none of them met for twice as long may have ended meanwhile.
 func (a *acceptor) awaitReservation(s *session, freed <-chan struct{}) (rv *reservation, loop bool) {
 	px, c := a.proxy, s.app
 	if freed == nil {
 		a.refuseGreedy(s)
 		return nil, true
 	}
-	if a.fullSince.IsZero() {
-		a.fullSince = time.Now()
+	if now := time.Now(); now.Sub(a.fullLast) >= 2*pendingPatience {
+		a.fullSince = now
 	}
 	px.agent.metrics.pendingWaits.Inc()
 	look := min(px.renewEvery(), pendingPatience)
 	for rv == nil {
-		if time.Since(a.fullSince) >= pendingPatience {
+		a.fullLast = time.Now()
+		if a.fullLast.Sub(a.fullSince) >= pendingPatience {
 			if px.draining.Load() {
 				px.agent.metrics.reset(agentapi.CodeDraining)
 				reset(c)

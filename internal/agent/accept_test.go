@@ -233,15 +233,15 @@ func TestAcceptor_admit(t *testing.T) {
 			b := newAbleBare(t, "", preferAll)
 			p := b.proxy("a")
 			h := p.acceptor(agentapi.Outbound, tt.err)
-			h.fullSince = time.Now()
+			h.fullLast = time.Now()
 			near, far := loopback(t)
 			if _, goOn := h.admit(near); !goOn {
 				t.Error("the accept loop ends")
 			}
 			wantReset(t, far) // by handle, if the connection was diverted
 			if tt.err == nil {
-				if rv := <-h.got; rv == nil || !h.fullSince.IsZero() {
-					t.Errorf("reservation %v; full since %v", rv, h.fullSince)
+				if rv := <-h.got; rv == nil || !h.fullLast.IsZero() {
+					t.Errorf("reservation %v; full until %v", rv, h.fullLast)
 				}
 			}
 			p.px.sessionTasks.Wait()
@@ -464,6 +464,51 @@ func TestAcceptor_fullForLong(t *testing.T) {
 			t.Errorf("three resets took %v, want %v for all", took, pendingPatience)
 		}
 	})
+}
+
+// TestAcceptor_fullAgain: a connection waits for pendingPatience of its own if the shortage that an earlier one met is long over, and
+// not because of time in which nobody asked.
+func TestAcceptor_fullAgain(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		pause  time.Duration // between the two
+		want   time.Duration // that the second one waits
+		places bool          // there are some in between
+	}{
+		{"at once", 0, 0, false},
+		{"shortly after", pendingPatience, 0, false},
+		{"long after", 2 * pendingPatience, pendingPatience, false},
+		{"an hour after", time.Hour, pendingPatience, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newAbleBare(t, fullPod, requireAll)
+				p := b.proxy("a")
+				one := p.fill(t)
+				h := p.acceptor(agentapi.Outbound, nil)
+				refused := func() time.Duration {
+					near, far := loopback(t)
+					begin := time.Now()
+					if _, goOn := h.admit(near); !goOn {
+						t.Error("the loop ends")
+					}
+					wantReset(t, far)
+					return time.Since(begin)
+				}
+				refused()
+				if tt.places {
+					one.release()
+				}
+				<-time.After(tt.pause)
+				if tt.places { // another listener takes it
+					p.reservation(t)
+				}
+				if took := refused(); took < tt.want || took > tt.want+p.px.renewEvery() {
+					t.Errorf("refused after %v, want %v", took, tt.want)
+				}
+			})
+		})
+	}
 }
 
 // TestAcceptor_refuseGreedy: a client that has all that one client may have is reset at once, with
