@@ -724,7 +724,7 @@ func (m *manager) detachKernel(p *pod, now time.Time) (left bool, err error) {
 			k.leaving, k.revoked = true, revoked{}
 		}
 		p.kernel = &k
-		if err == nil {
+		if err == nil { // else the filter may be the old one, and the ended connections would come again on SMC-R
 			m.revoke(p, linux.OptionFilterConfig{}, now)
 		}
 		return left, err
