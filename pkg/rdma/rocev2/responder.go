@@ -465,10 +465,16 @@ func (r *responder) outstanding() (n int) {
 func (r *responder) makeRoom() {
 	for i := 0; r.nreads == MaxReads; i++ {
 		if r.reads[i].again {
-			copy(r.reads[i:], r.reads[i+1:])
-			r.nreads--
+			r.remove(i)
 		}
 	}
+}
+
+// remove takes a READ out of those that are being answered.
+func (r *responder) remove(i int) {
+	copy(r.reads[i:], r.reads[i+1:r.nreads])
+	r.nreads--
+	r.reads[r.nreads] = readOp{}
 }
 
 // readOpOf resolves a READ request.
@@ -547,6 +553,12 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 	for r.nreads > 0 {
 		op := &r.reads[0]
 		if !op.ready && !q.resolveRead(op) {
+			if op.again {
+				// The peer had its response, and the region may have gone because the peer said so.
+				q.stats.Bad++
+				r.remove(0)
+				continue
+			}
 			// The region went away after the request was accepted.
 			r.psn = op.psn + op.next
 			q.refuseNow(NAKRemoteAccess, errGone)
@@ -559,9 +571,7 @@ func (q *QP) pollResponses(dst []TxPacket) int {
 		if op.next < op.n {
 			return n
 		}
-		r.nreads--
-		copy(r.reads[:], r.reads[1:r.nreads+1])
-		r.reads[r.nreads] = readOp{}
+		r.remove(0)
 	}
 	if x := r.refusal; x.err != nil {
 		q.refuseWith(x)

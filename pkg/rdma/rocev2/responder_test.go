@@ -499,6 +499,31 @@ func TestResponder_regionGoneBeforeResponses(t *testing.T) {
 	b.wantState(rdma.QPError)
 }
 
+// A READ that came again, and was answered in part when the program closed the region, ends nothing: the peer had the response to
+// the first request, and said so.
+func TestResponder_regionGoneBeforeResponsesAgain(t *testing.T) {
+	b := newBench(t, nil)
+	other := b.mem.add(8, allAccess)
+	b.recv(8)
+	b.in(ReadRequest, 0, readReq(b, 0, 600))
+	b.out()
+	b.in(ReadRequest, 0, readReq(b, 0, 600))
+	if n := b.q.PollTx(b.now, make([]TxPacket, 1)); n != 1 {
+		t.Fatalf("%d packets, want 1 of the response", n)
+	}
+	b.in(SendOnly, 3, data(1, 'x'))
+	b.in(ReadRequest, 4, func(p *Packet) { p.RETH = RETH{Addr: other.addr, RKey: other.rkey, Length: 8} })
+	b.wantWC("100 RECV success 1")
+	b.mr.gone = true
+	b.q.ForgetMemory(b.now)
+	bad := b.q.Stats().Bad
+	b.wantOut("RDMA READ response Only 4 [ACK credit 31 msn 3] 8 bytes", "Acknowledge 4 [ACK credit 31 msn 3]")
+	b.wantState(rdma.QPRTS)
+	if n := b.q.Stats().Bad - bad; n != 1 {
+		t.Errorf("%d packets are counted as bad, want 1", n)
+	}
+}
+
 // delayed is a bench whose ACKs may wait.
 func delayed(t *testing.T) *bench {
 	t.Helper()
