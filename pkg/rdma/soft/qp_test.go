@@ -46,7 +46,13 @@ func silent(t *testing.T, cfg Config) *qp {
 // silentPD is a protection domain of a device whose wire is silent, and a completion queue.
 func silentPD(t *testing.T, cfg Config, see func(*Message)) (rdma.PD, rdma.CQ) {
 	t.Helper()
-	cfg.Name, cfg.Wire = "silent", &silentWire{make(chan struct{}), see}
+	return wiredPD(t, cfg, &silentWire{make(chan struct{}), see})
+}
+
+// wiredPD is that of a device that has a wire.
+func wiredPD(t *testing.T, cfg Config, w Wire) (rdma.PD, rdma.CQ) {
+	t.Helper()
+	cfg.Name, cfg.Wire = "silent", w
 	if !cfg.Addr.IsValid() {
 		cfg.Addr = netip.MustParseAddr("192.0.2.1")
 	}

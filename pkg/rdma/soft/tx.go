@@ -39,11 +39,15 @@ const (
 type batch struct {
 	pkts    [txBatch]rocev2.TxPacket
 	msgs    [txBatch]Message
+	runs    [txBatch]run // of msgs
 	bufs    [txBatch * (rocev2.MaxSGE + 2)][]byte
 	scratch [txBatch * (rocev2.MaxHeaderLen + copyBytes + trailerBytes)]byte
 	made    int // messages
 	sent    int
 }
+
+// run is the packets of a message: from, to and not with to.
+type run struct{ from, to uint8 }
 
 // sourcePort is the UDP source port of a flow.
 func (d *Device) sourcePort(flow uint8) uint16 {
@@ -117,6 +121,7 @@ func (b *batch) build(n, segments int, q *qp) {
 		}
 		bufs = append(bufs, s[open:len(s):len(s)])
 		m := &b.msgs[b.made]
+		b.runs[b.made] = run{uint8(i), uint8(i + count)}
 		b.made++
 		m.Peer, m.Flow = q.peer, q.flow
 		m.Bufs = bufs[first:len(bufs):len(bufs)]
@@ -157,9 +162,12 @@ func (q *qp) Transmit(now time.Time) {
 	q.unsent = nil
 	if b == nil {
 		b = q.dev.getBatch()
-	} else if !q.dev.send(b) {
-		q.unsent = b
-		return
+	} else {
+		b.forget(q.m) // the program knows what completed meanwhile
+		if !q.dev.send(b) {
+			q.unsent = b
+			return
+		}
 	}
 	segments := q.dev.wire.MaxSegments()
 	for left := answerBytes; left > 0; {
@@ -215,15 +223,41 @@ func (d *Device) send(b *batch) bool {
 	return true
 }
 
-// forgetMemory drops the messages that refer to memory, as if they were lost
-// on the way. The others stay: a NAK is sent only once, and the peer needs it
-// to learn why nobody answers any more.
-func (b *batch) forgetMemory() {
-	kept := b.msgs[:b.sent]
-	for _, m := range b.msgs[b.sent:b.made] {
-		if len(m.Bufs) == 1 { // all in scratch
-			kept = append(kept, m)
+// forget drops the messages that refer to memory which the machine does not lend any more, as if
+// they were lost on the way: their work requests completed while the wire was full, and the
+// program may have other bytes there, which are not the peer's. Without a machine it drops all
+// that refer to memory. The others stay: a NAK is sent only once, and the peer needs it to learn
+// why nobody answers any more.
+//
+//	program            queue pair                               wire
+//	posts a WRITE -->  makes a batch, which has to wait         full
+//	                   ERR; or the peer acknowledges the
+//	completion    <--  WRITE, of which this is a repetition
+//	fills the memory
+//	for others         forget                                   has room
+func (b *batch) forget(m *rocev2.QP) {
+	kept := b.sent
+	for i := b.sent; i < b.made; i++ {
+		if !b.isStale(i, m) {
+			b.msgs[kept], b.runs[kept] = b.msgs[i], b.runs[i]
+			kept++
 		}
 	}
-	b.made = len(kept)
+	b.made = kept
+}
+
+// isStale reports whether forget drops a message.
+func (b *batch) isStale(i int, m *rocev2.QP) bool {
+	switch {
+	case len(b.msgs[i].Bufs) == 1: // all in scratch
+		return false
+	case m == nil:
+		return true
+	}
+	for k := b.runs[i].from; k < b.runs[i].to; k++ {
+		if p := &b.pkts[k]; p.PayloadLen > copyBytes && !m.Lends(p) {
+			return true
+		}
+	}
+	return false
 }

@@ -3,9 +3,11 @@
 package soft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -143,10 +145,24 @@ func (c *turns) counted() (sent [2]int, longest int) {
 
 // readOf is the first packet that a peer sends to a queue pair: it asks for a whole region.
 func readOf(q *qp, mr rdma.MR, from netip.Addr) Message {
-	p := rocev2.Packet{
-		BTH:  rocev2.BTH{OpCode: rocev2.ReadRequest, PKey: rocev2.PKey, DestQP: q.Num()},
+	return fromPeer(q, from, &rocev2.Packet{
+		BTH:  rocev2.BTH{OpCode: rocev2.ReadRequest},
 		RETH: rocev2.RETH{Addr: mr.Addr(), RKey: mr.RKey(), Length: uint32(len(mr.Bytes()))},
-	}
+	})
+}
+
+// ackOf is a packet of a peer: it has all packets of a queue pair up to a PSN.
+func ackOf(q *qp, psn rdma.PSN, from netip.Addr) Message {
+	const noCredits = 31
+	return fromPeer(q, from, &rocev2.Packet{
+		BTH:  rocev2.BTH{OpCode: rocev2.Acknowledge, PSN: psn},
+		AETH: rocev2.AETH{Syndrome: rocev2.SyndromeACK(noCredits)},
+	})
+}
+
+// fromPeer is a packet without payload on its way to a queue pair.
+func fromPeer(q *qp, from netip.Addr, p *rocev2.Packet) Message {
+	p.BTH.PKey, p.BTH.DestQP = rocev2.PKey, q.Num()
 	b := p.AppendHeader(nil)
 	c := rocev2.NewICRC(rocev2.Addresses{Src: from, SrcPort: rocev2.Port, Dst: q.dev.cfg.Addr, DstPort: rocev2.Port})
 	return Message{Peer: netip.AddrPortFrom(from, rocev2.Port), Data: binary.LittleEndian.AppendUint32(b, c.Sum(0, b, nil, 0))}
@@ -193,6 +209,169 @@ func TestQP_longReads(t *testing.T) {
 		}
 		if longest > most {
 			t.Errorf("%d packets in a row are for one peer, want at most %d", longest, most)
+		}
+	})
+}
+
+// narrowWire takes as many messages as it has room for.
+type narrowWire struct {
+	silentWire
+	mu    sync.Mutex
+	room  int
+	taken []message
+}
+
+// message is what the wire took.
+type message struct {
+	bytes  []byte
+	pieces int
+}
+
+func (w *narrowWire) Send(msgs []Message) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range msgs {
+		if w.room == 0 {
+			return i, ErrWouldBlock
+		}
+		w.room--
+		w.taken = append(w.taken, message{slices.Concat(msgs[i].Bufs...), len(msgs[i].Bufs)})
+	}
+	return len(msgs), nil
+}
+
+// widen makes room, and returns what was taken before.
+func (w *narrowWire) widen(room int) (taken []message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	taken, w.taken, w.room = w.taken, nil, room
+	return taken
+}
+
+// narrow is a queue pair in RTS whose wire has room for some messages, and a region of a few packets full of A.
+func narrow(t *testing.T, room int) (*qp, *narrowWire, rdma.MR, rdma.CQ) {
+	t.Helper()
+	w := &narrowWire{silentWire: silentWire{done: make(chan struct{})}, room: room}
+	pd, cq := wiredPD(t, Config{}, w)
+	mr, err := pd.AllocMR(4<<10, rdma.LocalWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill(mr, 'A')
+	q := silentQP(t, pd, cq)
+	rts := rdma.QPAttr{State: rdma.QPRTS, Timeout: 14, RetryCount: 7, RNRRetry: 7}
+	for _, a := range []rdma.QPAttr{{State: rdma.QPInit}, rtr(narrowPeer.String()), rts} {
+		if err := q.Modify(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return q, w, mr, cq
+}
+
+var narrowPeer = netip.MustParseAddr("192.0.2.2")
+
+func fill(mr rdma.MR, with byte) {
+	for i := range mr.Bytes() {
+		mr.Bytes()[i] = with
+	}
+}
+
+// write posts WRITEs of so many packets each, of a region from its beginning on.
+func write(t *testing.T, q *qp, mr rdma.MR, packets ...int) {
+	t.Helper()
+	var wrs []rdma.SendWR
+	var at int
+	for i, n := range packets {
+		sge := rdma.SGE{Addr: mr.Addr() + uint64(at), Length: uint32(n << 10), LKey: mr.LKey()}
+		wrs = append(wrs, rdma.SendWR{ID: uint64(i), Op: rdma.OpWrite, Flags: rdma.SendSignaled, SGL: []rdma.SGE{sge}})
+		at += n << 10
+	}
+	if _, err := q.PostSend(wrs); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantWC polls the one completion that is there.
+func wantWC(t *testing.T, cq rdma.CQ, id uint64, status rdma.Status) {
+	t.Helper()
+	wcs := make([]rdma.WC, 4)
+	if n, err := cq.Poll(wcs); err != nil || n != 1 || wcs[0].ID != id || wcs[0].Status != status {
+		t.Fatalf("%d completions, the first %+v, error %v; want one of %d: %v", n, wcs[0], err, id, status)
+	}
+}
+
+// What waited for the wire does not leave with bytes that the program has put into its memory after the
+// work request had completed.
+func TestQP_completedMemoryDoesNotLeave(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		room int // at first
+		end  func(*testing.T, *qp, rdma.CQ)
+	}{
+		{"flushed", 0, func(t *testing.T, q *qp, cq rdma.CQ) {
+			if err := q.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
+				t.Fatal(err)
+			}
+			wantWC(t, cq, 0, rdma.StatusFlushed)
+		}},
+		{"flushed behind a part", 2, func(t *testing.T, q *qp, cq rdma.CQ) {
+			if err := q.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
+				t.Fatal(err)
+			}
+			wantWC(t, cq, 0, rdma.StatusFlushed)
+		}},
+		{"acknowledged while it is repeated", 4, func(t *testing.T, q *qp, cq rdma.CQ) {
+			<-time.After(200 * time.Millisecond) // of the bubble's clock: the timer runs out, and the repetition waits
+			if s, _ := q.dev.QPStats(q.Num()); s.Retransmits == 0 {
+				t.Fatal("nothing is repeated")
+			}
+			(&receiver{dev: q.dev}).take([]Message{ackOf(q, 3, narrowPeer)})
+			wantWC(t, cq, 0, rdma.StatusSuccess)
+		}},
+		{"acknowledged before it left", 0, func(t *testing.T, q *qp, cq rdma.CQ) {
+			(&receiver{dev: q.dev}).take([]Message{ackOf(q, 3, narrowPeer)})
+			wantWC(t, cq, 0, rdma.StatusSuccess)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q, w, mr, cq := narrow(t, c.room)
+				write(t, q, mr, 4)
+				c.end(t, q, cq)
+				fill(mr, 'B')
+				if n := len(w.widen(1000)); n != c.room {
+					t.Errorf("%d messages left at first, want %d", n, c.room)
+				}
+				<-time.After(time.Second)
+				for _, m := range w.widen(0) {
+					if m.pieces > 1 || bytes.IndexByte(m.bytes, 'B') >= 0 {
+						t.Errorf("a message of %d bytes in %d pieces leaves: % x...", len(m.bytes), m.pieces, m.bytes[:12])
+					}
+				}
+			})
+		})
+	}
+}
+
+// What did not leave yet does when the wire has room, also if what left before was acknowledged.
+func TestQP_restLeavesBehindAnAcknowledgement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, w, mr, cq := narrow(t, 2)
+		write(t, q, mr, 1, 3)
+		(&receiver{dev: q.dev}).take([]Message{ackOf(q, 1, narrowPeer)}) // in the midst of the second
+		wantWC(t, cq, 0, rdma.StatusSuccess)
+		clear(mr.Bytes()[:1<<10])
+		w.widen(1000)
+		<-time.After(sendRetry)
+		synctest.Wait()
+		taken := w.widen(1000)
+		for _, m := range taken {
+			if bytes.Count(m.bytes, []byte("A")) < 1<<10 {
+				t.Errorf("a message of %d bytes does not have what was posted", len(m.bytes))
+			}
+		}
+		if s, _ := q.dev.QPStats(q.Num()); len(taken) != 2 || s.Retransmits != 0 {
+			t.Errorf("%d messages leave, and %d packets are repeated; want 2, and none", len(taken), s.Retransmits)
 		}
 	})
 }
