@@ -4,7 +4,6 @@ package soft
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -45,14 +44,26 @@ func newInSocket(conn *net.UDPConn, v6 bool) (*inSocket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("get the socket: %w", err)
 	}
-	ring, err := unix.Mmap(-1, 0, rxBatch*rxBufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("map receive buffers: %w", err)
+	in := &inSocket{conn: conn, raw: raw, v6: v6}
+	if err := in.mapRing(); err != nil {
+		return nil, err
 	}
-	return &inSocket{conn: conn, raw: raw, v6: v6, ring: ring}, nil
+	return in, nil
 }
 
-// release unmaps the receive buffers; nobody is in receive any more.
+// mapRing maps the receive buffers, if they are not mapped.
+func (in *inSocket) mapRing() (err error) {
+	if in.ring != nil {
+		return nil
+	}
+	in.ring, err = unix.Mmap(-1, 0, rxBatch*rxBufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return fmt.Errorf("map receive buffers: %w", err)
+	}
+	return nil
+}
+
+// release unmaps the receive buffers; nobody is in receive, and receive maps them again.
 func (in *inSocket) release() {
 	if in.ring != nil {
 		_ = unix.Munmap(in.ring)
@@ -60,8 +71,13 @@ func (in *inSocket) release() {
 	}
 }
 
-// receive is a [Receive].
+// receive is a [Receive]. It leaves no buffers behind, whatever its error: a device that is closed before the
+// next call makes none.
 func (in *inSocket) receive(take func([]Message), idle func() bool) error {
+	if err := in.mapRing(); err != nil {
+		return err
+	}
+	defer in.release()
 	for i := range in.hdr {
 		in.iov[i].Base = &in.ring[i*rxBufferBytes]
 		in.iov[i].SetLen(rxBufferBytes)
@@ -78,9 +94,6 @@ func (in *inSocket) receive(take func([]Message), idle func() bool) error {
 	}
 	if in.closed.Load() {
 		err = net.ErrClosed // whatever it was: there is no next time
-	}
-	if errors.Is(err, net.ErrClosed) {
-		in.release()
 	}
 	return fmt.Errorf("receive: %w", err)
 }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -104,5 +105,44 @@ func TestUDPWire_closesInAFlood(t *testing.T) {
 		case <-time.After(10 * time.Second):
 			t.Fatal("the receiver goes on")
 		}
+	}
+}
+
+// noSocket has another descriptor where the socket's is to be.
+type noSocket struct{ syscall.RawConn }
+
+func (noSocket) Read(f func(uintptr) bool) error {
+	f(^uintptr(0))
+	return nil
+}
+
+// The buffers are unmapped when receiving fails, since the device may be closed before it tries again, and are there when it does.
+func TestInSocket_failsWithoutBuffers(t *testing.T) {
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 93, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	in, err := newInSocket(conn, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw := in.raw
+	in.raw = noSocket{raw}
+	err = in.receive(func([]Message) {}, in.closed.Load)
+	if !errors.Is(err, unix.EBADF) || in.ring != nil {
+		t.Errorf("error %v, %d bytes are mapped; want EBADF, and none", err, len(in.ring))
+	}
+	in.raw = raw
+	if _, err := conn.WriteTo([]byte("a packet"), conn.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	err = in.receive(func(msgs []Message) {
+		got = string(msgs[0].Data)
+		in.closed.Store(true)
+	}, in.closed.Load)
+	if got != "a packet" || !errors.Is(err, net.ErrClosed) || in.ring != nil {
+		t.Errorf("received %q, then error %v with %d bytes mapped", got, err, len(in.ring))
 	}
 }
