@@ -68,8 +68,12 @@ func (c *Config) Validate() error {
 	} else if err := checkDevice(c.Device); err != nil {
 		errs = append(errs, fmt.Errorf("device %q: %w", c.Device.Name(), err))
 	}
-	if c.RecvBufferSize < 0 || c.MaxRecvBufferSize < 0 || c.SendSlots < 0 || c.SendSlots > maxSendSlots {
-		errs = append(errs, fmt.Errorf("receive buffers of %d bytes, %d send slots, want at most %d", c.RecvBufferSize, c.SendSlots, maxSendSlots))
+	// As what the machine takes they have no more than 32 bits.
+	if most := uint64(bsdh.MaxBytes); uint64(c.RecvBufferSize) > most || uint64(c.MaxRecvBufferSize) > most {
+		errs = append(errs, fmt.Errorf("receive buffers of %d bytes, and of %d if the peer asks, want at most %d", c.RecvBufferSize, c.MaxRecvBufferSize, most))
+	}
+	if c.SendSlots < 0 || c.SendSlots > maxSendSlots {
+		errs = append(errs, fmt.Errorf("%d send slots, want at most %d", c.SendSlots, maxSendSlots))
 	}
 	if c.SetupTimeout < 0 || c.SuspendTimeout < 0 {
 		errs = append(errs, fmt.Errorf("set-up timeout of %v, suspend timeout of %v", c.SetupTimeout, c.SuspendTimeout))
@@ -79,7 +83,23 @@ func (c *Config) Validate() error {
 	if err := m.Validate(); err != nil {
 		errs = append(errs, err)
 	}
+	if len(errs) == 0 {
+		errs = append(errs, c.checkRegions())
+	}
 	return errors.Join(errs...)
+}
+
+// checkRegions refuses what the device has no region for, beside sizes that are right: all receive buffers of one size are one
+// region, which is made when the peer asks for a larger one, and then it is too late to decline.
+func (c *Config) checkRegions() error {
+	d := c.withDefaults()
+	recvs := uint64(d.RecvBuffers) * uint64(max(d.RecvBufferSize, d.MaxRecvBufferSize))
+	sends := uint64(d.SendSlots)*uint64(d.RecvBufferSize) + beginBytes
+	if most := d.Device.Attr().MaxMRBytes; most > 0 && max(recvs, sends) > most { // 0: it does not say
+		return fmt.Errorf("receive buffers of %d bytes and messages of %d in all, and regions of device %q have at most %d",
+			recvs, sends, d.Device.Name(), most)
+	}
+	return nil
 }
 
 // checkDevice refuses a device that none of the transports runs on.

@@ -190,8 +190,18 @@ func (d lacking) Attr() rdma.DeviceAttr { return d.attr }
 // Configurations that cannot be are refused, and say why.
 func TestNewStack_refuses(t *testing.T) {
 	dev, roce := openIWARP(t, clientAddr), openRoCE(t, clientAddr)
-	noReads, foreign, noRoCE := roce.Attr(), roce.Attr(), roce.Attr()
-	noReads.RDMARead, foreign.Stream, noRoCE.GIDTypes = false, true, nil
+	noReads, foreign, noRoCE, short := roce.Attr(), roce.Attr(), roce.Attr(), roce.Attr()
+	noReads.RDMARead, foreign.Stream, noRoCE.GIDTypes, short.MaxMRBytes = false, true, nil, 1<<20
+	fits := sdp.Config{Device: lacking{roce, short}, RecvBuffers: 16, RecvBufferSize: 32 << 10, MaxRecvBufferSize: 64 << 10, SendSlots: 31}
+	s, err := sdp.NewStack(fits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = s.Close()
+	manyRecvs, longRecvs, manySends := fits, fits, fits
+	manyRecvs.RecvBuffers++
+	longRecvs.MaxRecvBufferSize++
+	manySends.SendSlots++ // beside them there are some bytes more
 	for name, cfg := range map[string]sdp.Config{
 		"no device":     {},
 		"small buffers": {Device: dev, RecvBufferSize: 8},
@@ -201,6 +211,16 @@ func TestNewStack_refuses(t *testing.T) {
 		"no RDMA READ":  {Device: lacking{roce, noReads}},
 		"its own setup": {Device: lacking{roce, foreign}},
 		"no RoCE v2":    {Device: lacking{roce, noRoCE}},
+
+		"negative buffers":      {Device: dev, RecvBufferSize: -1},
+		"huge buffers":          {Device: dev, RecvBufferSize: 1 << 32},
+		"buffers of 32 KiB":     {Device: dev, RecvBufferSize: 1<<32 + 32<<10},
+		"huge ones of the peer": {Device: dev, MaxRecvBufferSize: 1 << 32},
+		"32 KiB of the peer":    {Device: dev, MaxRecvBufferSize: 1<<32 + 32<<10},
+		"many slots":            {Device: dev, SendSlots: 1025},
+		"a region of receives":  manyRecvs,
+		"a region of long ones": longRecvs,
+		"a region of messages":  manySends,
 	} {
 		if s, err := sdp.NewStack(cfg); err == nil {
 			t.Errorf("%s: no error", name)
