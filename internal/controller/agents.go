@@ -51,7 +51,7 @@ func podState(node *corev1.Node, agents []corev1.Pod) metav1.Condition {
 		return is(metav1.ConditionFalse, reasonNodeNotReady, "the node is not ready")
 	}
 	if len(agents) == 0 {
-		return is(metav1.ConditionFalse, reasonAgentNoPod, "no pod of the node agent is on the node: check that the DaemonSet's node selector and tolerations allow one there")
+		return is(metav1.ConditionFalse, reasonAgentNoPod, "no pod of the node agent is on the node: check that the DaemonSet's node selector and tolerations allow one there, and that the node has room for one")
 	}
 	for i := range agents {
 		if podReady(&agents[i]) {

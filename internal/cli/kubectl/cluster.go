@@ -126,24 +126,33 @@ func (l *limited) Write(p []byte) (int, error) {
 
 var _ io.Writer = (*limited)(nil)
 
-// agents returns the agent's pod of each node that has one. If a node has several, a ready
-// pod comes first, then the newest. Labels are anybody's: whoever may make pods could answer
+// agents returns the agent's pod of each node that has one, or of one node. If a node has several,
+// a ready pod comes first, then the newest. Labels are anybody's: whoever may make pods could answer
 // in an agent's place, or keep a node from being left. Agents are in the node's network,
 // where Pod Security lets only administrators have pods, and others do not count.
 func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.Pod, error) {
-	opts := metav1.ListOptions{LabelSelector: agentLabels, Limit: listLimit}
-	if node != "" {
-		opts.FieldSelector = "spec.nodeName=" + node
-	}
 	best := map[string]*corev1.Pod{}
+	if node == "" {
+		return best, c.addAgents(ctx, best, "", "")
+	}
+	err := c.addAgents(ctx, best, node, "spec.nodeName="+node)
+	if err == nil && len(best) == 0 {
+		err = c.addAgents(ctx, best, node, "spec.nodeName=") // those that are on no node yet
+	}
+	return best, err
+}
+
+// addAgents adds the agents' pods that a field selector selects to the best ones of their nodes.
+func (c *Cluster) addAgents(ctx context.Context, best map[string]*corev1.Pod, node, fields string) error {
+	opts := metav1.ListOptions{LabelSelector: agentLabels, FieldSelector: fields, Limit: listLimit}
 	for {
 		pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
 		if err != nil {
-			return nil, fmt.Errorf("look for the agents' pods: %w", err)
+			return fmt.Errorf("look for the agents' pods: %w", err)
 		}
 		for i := range pods.Items {
 			p := &pods.Items[i]
-			n := p.Spec.NodeName
+			n := nodeOf(p)
 			if n == "" || node != "" && n != node || !p.Spec.HostNetwork {
 				continue
 			}
@@ -152,9 +161,27 @@ func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.P
 			}
 		}
 		if opts.Continue = pods.Continue; opts.Continue == "" {
-			return best, nil
+			return nil
 		}
 	}
+}
+
+// nodeOf is the node that a pod of a DaemonSet is on or, while the scheduler has not put it there,
+// is for; "" if neither is known.
+func nodeOf(p *corev1.Pod) string {
+	if p.Spec.NodeName != "" || p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil {
+		return p.Spec.NodeName
+	}
+	required := p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	if required == nil || len(required.NodeSelectorTerms) != 1 {
+		return ""
+	}
+	for _, f := range required.NodeSelectorTerms[0].MatchFields {
+		if f.Key == metav1.ObjectNameField && f.Operator == corev1.NodeSelectorOpIn && len(f.Values) == 1 {
+			return f.Values[0]
+		}
+	}
+	return ""
 }
 
 // compareAgents is less than 0 if a is the better pod to ask.
@@ -179,10 +206,16 @@ func ready(p *corev1.Pod) bool {
 	})
 }
 
-// stuck is why a container of a pod that is not running waits, with the name of its image:
-// the image is missing, or the container ends again and again; "" if it just starts. Those that
-// come first, which Kubernetes calls init containers, are what the others wait for.
+// stuck is why a pod that is not running waits: no node can have it; or one of its containers waits,
+// which is said with the name of its image: the image is missing, or the container ends again and
+// again. It is "" if the pod just starts. Containers that come first, which Kubernetes calls init
+// containers, are what the others wait for.
 func stuck(p *corev1.Pod) string {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			return strings.TrimSuffix(c.Reason+": "+c.Message, ": ")
+		}
+	}
 	for _, cs := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		w := cs.State.Waiting
 		if w == nil || w.Reason == "" || w.Reason == "ContainerCreating" || w.Reason == "PodInitializing" {
@@ -210,7 +243,7 @@ func (c *Cluster) agent(ctx context.Context, node string) (*corev1.Pod, error) {
 func judgeAgent(node string, p *corev1.Pod) (*corev1.Pod, error) {
 	switch {
 	case p == nil:
-		return nil, fmt.Errorf("node %s: %w: does the DaemonSet tolerate the node's taints and match its labels? kubectl get daemonset -A -l %s", node, ErrNoAgent, agentLabels)
+		return nil, fmt.Errorf("node %s: %w: does the DaemonSet tolerate the node's taints and match its labels, and may it have pods? kubectl describe daemonset -A -l %s", node, ErrNoAgent, agentLabels)
 	case stuck(p) != "":
 		return nil, fmt.Errorf("node %s: %w: its pod %s/%s does not start: %s", node, ErrNoAgent, p.Namespace, p.Name, stuck(p))
 	case p.Status.Phase != corev1.PodRunning:

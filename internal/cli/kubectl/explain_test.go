@@ -568,7 +568,7 @@ func TestAskNodes(t *testing.T) {
 			"node-d   node node-d: no kube-smcr agent runs there: its pod kube-smcr/agent-d is Pending; kubectl describe pod -n kube-smcr agent-d",
 		}},
 		{"one", []string{"node-a"}, []string{"node-a kube-smcr/agent-a kube-smcr/agent-a"}},
-		{"one without agent", []string{"node-c"}, []string{"node-c   node node-c: no kube-smcr agent runs there: does the DaemonSet tolerate the node's taints and match its labels? kubectl get daemonset -A -l " + agentLabels}},
+		{"one without agent", []string{"node-c"}, []string{"node-c   node node-c: no kube-smcr agent runs there: does the DaemonSet tolerate the node's taints and match its labels, and may it have pods? kubectl describe daemonset -A -l " + agentLabels}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			answers, err := AskNodes[agentapi.Status](t.Context(), c, slices.Clone(tt.nodes), "status")

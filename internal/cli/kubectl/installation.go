@@ -20,7 +20,8 @@ const (
 )
 
 // notStarted says which pod of the installation does not start, and why: an installation
-// whose image is missing has no agents yet, but a Job.
+// whose image is missing has no agents yet, but a Job. Or it says that the agents' DaemonSet has no
+// pods: no node is for them, or they are refused, as by Pod Security.
 func (c *Cluster) notStarted(ctx context.Context) string {
 	of, err := c.installed(ctx)
 	if err != nil {
@@ -38,14 +39,18 @@ func (c *Cluster) notStarted(ctx context.Context) string {
 			}
 		}
 		if opts.Continue = pods.Continue; opts.Continue == "" {
-			return ""
+			break
 		}
 	}
+	if of == (installation{}) {
+		return ""
+	}
+	return fmt.Sprintf("the DaemonSet %s/%s has no pod: kubectl -n %[1]s describe daemonset %[2]s", of.namespace, of.daemonSet)
 }
 
-// An installation is a release of the chart. The zero value is one that has no DaemonSet yet: it
-// may be any.
-type installation struct{ namespace, release string }
+// An installation is a release of the chart, with its DaemonSet of agents. The zero value is one that
+// has no DaemonSet yet: it may be any.
+type installation struct{ namespace, release, daemonSet string }
 
 func (i installation) has(p *corev1.Pod) bool {
 	return i == installation{} || p.Namespace == i.namespace && p.Labels[labelInstance] == i.release
@@ -65,7 +70,7 @@ func (c *Cluster) installed(ctx context.Context) (installation, error) {
 		if ds.DeletionTimestamp != nil || !chartMade(ds) || out != (installation{}) && !ds.CreationTimestamp.Before(&oldest) {
 			continue
 		}
-		out, oldest = installation{ds.Namespace, ds.Labels[labelInstance]}, ds.CreationTimestamp
+		out, oldest = installation{ds.Namespace, ds.Labels[labelInstance], ds.Name}, ds.CreationTimestamp
 	}
 	return out, nil
 }

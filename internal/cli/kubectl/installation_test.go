@@ -3,11 +3,14 @@
 package kubectl
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cli/kubectl/kubectltest"
@@ -72,7 +75,7 @@ func TestAskNodes_imageMissing(t *testing.T) {
 		{"of a Job of another release", nobody, waiting("s", "check", "ErrImagePull", "Job/check"), []map[string]string{job("t", chart)}},
 		{"of a Job that is not there", nobody, waiting("s", "check", "ErrImagePull", "Job/check"), nil},
 		{"of something else", nobody, waiting("s", "check", "ErrImagePull", "StatefulSet/check"), nil},
-		{"of another installation", nobody, waiting("s", "check", "ErrImagePull", "Job/check"), []map[string]string{job("s", chart), elsewhere}},
+		{"of another installation", "the DaemonSet other/agents has no pod", waiting("s", "check", "ErrImagePull", "Job/check"), []map[string]string{job("s", chart), elsewhere}},
 		{"an agent", "its pod kube-smcr/x does not start: image registry.example/smcr:1: ErrImagePull: not found", waiting("s", "agent", "ErrImagePull", "DaemonSet/agents"), []map[string]string{own}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -94,7 +97,73 @@ func TestAskNodes_imageMissing(t *testing.T) {
 	c := newCluster(t, &kubectltest.Server{Objects: map[string]string{
 		"/apis/apps/v1/namespaces/kube-smcr/daemonsets/agents": agents("kube-smcr", first), "/apis/apps/v1/namespaces/other/daemonsets/agents": agents("other", second),
 	}})
-	if got, err := c.installed(t.Context()); err != nil || got != (installation{"kube-smcr", "s"}) {
+	if got, err := c.installed(t.Context()); err != nil || got != (installation{"kube-smcr", "s", "agents"}) {
 		t.Errorf("the installation is %v, %v", got, err)
+	}
+}
+
+// unscheduled is a pod that no node has room for. node is the node that the DaemonSet means it for, "" if none does.
+func unscheduled(component, owner, node string) string {
+	affinity := ""
+	if node != "" {
+		affinity = fmt.Sprintf(`"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchFields":[
+			{"key":"metadata.name","operator":"In","values":[%q]}]}]}}},`, node)
+	}
+	pod := strings.Replace(waiting("s", component, "", owner), `"nodeName":"node-a",`, affinity, 1)
+	head, _, _ := strings.Cut(pod, `"containerStatuses"`)
+	return head + `"conditions":[{"type":"PodScheduled","status":"False","reason":"Unschedulable","message":"0/1 nodes are available: 1 Insufficient memory."}]}}`
+}
+
+// An installation that is there is not said to be missing: what keeps its pods from the nodes is said.
+func TestAskNodes_noPodOnNode(t *testing.T) {
+	const chart = "kube-smcr-0.1.0"
+	const full = "Unschedulable: 0/1 nodes are available: 1 Insufficient memory."
+	const job, own, pod = "/apis/batch/v1/namespaces/kube-smcr/jobs/check", "/apis/apps/v1/namespaces/kube-smcr/daemonsets/agents", "/api/v1/namespaces/kube-smcr/pods/x"
+	daemonSet := made("kube-smcr", "agents", "s", "agent", chart, "")
+	agent := map[string]string{own: daemonSet, pod: unscheduled("agent", "DaemonSet/agents", "node-a")}
+	for _, tt := range []struct {
+		name, want string
+		nodes      []string
+		objects    map[string]string
+	}{
+		{"a full node", "node node-a: no kube-smcr agent runs there: its pod kube-smcr/x does not start: " + full, nil, agent},
+		{"a full node that is named", "node node-a: no kube-smcr agent runs there: its pod kube-smcr/x does not start: " + full, []string{"node-a"}, agent},
+		{"another node", "node node-b: no kube-smcr agent runs there: does the DaemonSet tolerate", []string{"node-b"}, agent},
+		{
+			"no node for a hook's Job", "the installation waits for pod kube-smcr/x, which does not start: " + full, nil,
+			map[string]string{job: made("kube-smcr", "check", "s", "check", chart, ""), pod: unscheduled("check", "Job/check", "")},
+		},
+		{
+			"pods that are refused", "the DaemonSet kube-smcr/agents has no pod: kubectl -n kube-smcr describe daemonset agents", nil,
+			map[string]string{own: daemonSet},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			answers, err := AskNodes[agentapi.Status](t.Context(), newCluster(t, &kubectltest.Server{Objects: tt.objects}), tt.nodes, "status")
+			if len(answers) == 1 {
+				err = answers[0].Err
+			}
+			if !errors.Is(err, ErrNoAgent) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestNodeOf(t *testing.T) {
+	for name, tt := range map[string]struct{ spec, want string }{
+		"on a node":        {`{"nodeName":"a"}`, "a"},
+		"no affinity":      {`{}`, ""},
+		"no node affinity": {`{"affinity":{"podAffinity":{}}}`, ""},
+		"none required":    {`{"affinity":{"nodeAffinity":{}}}`, ""},
+		"by a label":       {`{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"x","operator":"In","values":["a"]}]}]}}}}`, ""},
+		"all but one":      {`{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"NotIn","values":["a"]}]}]}}}}`, ""},
+		"for a node":       {`{"affinity":{"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"In","values":["a"]}]}]}}}}`, "a"},
+	} {
+		var p corev1.Pod
+		must(t, json.Unmarshal([]byte(tt.spec), &p.Spec))
+		if got := nodeOf(&p); got != tt.want {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
+		}
 	}
 }

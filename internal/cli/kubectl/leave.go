@@ -80,5 +80,6 @@ func (c *Cluster) clean(ctx context.Context, node string) (bool, error) {
 		}
 	}
 	agents, err := c.agents(ctx, node)
-	return len(agents) == 0, err
+	p := agents[node]
+	return err == nil && (p == nil || p.Spec.NodeName == ""), err // one that is on no node yet has done nothing there
 }

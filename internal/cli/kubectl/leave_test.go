@@ -50,6 +50,7 @@ func TestLeave(t *testing.T) {
 		{"an agent that does not answer", map[string]string{smcr: `{"metadata":{"name":"node-a"}}`}, false},
 		{"an agent that is about to end", map[string]string{smcr: gone, pod: agentOn("node-a")}, false},
 		{"an agent that has said nothing yet", map[string]string{pod: agentOn("node-a")}, false},
+		{"an agent that is on no node yet", map[string]string{smcr: gone, pod: unscheduled("agent", "DaemonSet/agents", "node-a")}, true},
 		{"the agent of another node", map[string]string{smcr: gone, pod: agentOn("node-b")}, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
