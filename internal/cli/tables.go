@@ -91,6 +91,7 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 		Row("room", fmt.Sprintf("for %d connections on SMC-R, or for one with each of %d peers", s.NodeBudget.RoomConns, s.NodeBudget.RoomPeers)),
 		Row("plain TCP", fmt.Sprintf("%d of %d relays, %d of %d connections being set up",
 			s.NodeBudget.RelaysUsed, s.NodeBudget.Relays, s.NodeBudget.PendingUsed, s.NodeBudget.Pending)),
+		Row("sockets", fmt.Sprintf("%s of %s of buffers, if they were full", size(uint64(s.NodeBudget.SocketUsedBytes)), size(uint64(s.NodeBudget.SocketBytes)))),
 	)
 	if s.FewFiles != "" {
 		rows = append(rows, Row("files", s.FewFiles))

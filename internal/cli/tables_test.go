@@ -61,7 +61,7 @@ web-0  3d
 				Devices:    []agentapi.Device{{Name: "soft0", Provider: "soft", Address: "192.0.2.1", Interface: "eth1", MTU: 4096, Port: "ACTIVE"}},
 				Pods:       agentapi.PodCount{Attached: 2, Ready: 1, Failed: 1},
 				Conns:      agentapi.ConnSums{Live: 3, LiveSMCR: 2, TotalSMCR: 9, TotalTCP: 4, Reset: 1, BytesSMCR: 3 << 30, BytesTCP: 2048, Kernel: &agentapi.KernelSums{Pods: 2, Live: 6, LiveSMCR: 5, TotalSMCR: 8, TotalTCP: 7}},
-				LinkGroups: 1, NodeBudget: agentapi.Budget{MemoryBytes: 1 << 40, MemoryUsedBytes: 1536, Conns: 100, ConnsUsed: 2, RoomConns: 90, RoomPeers: 60},
+				LinkGroups: 1, NodeBudget: agentapi.Budget{MemoryBytes: 1 << 40, MemoryUsedBytes: 1536, Conns: 100, ConnsUsed: 2, RoomConns: 90, RoomPeers: 60, SocketBytes: 256 << 20, SocketUsedBytes: 5 << 18},
 				Problems: []string{"one"}, Reasons: map[agentapi.Code]uint64{"PEERNOSMC": 4, agentapi.CodeNoPolicy: 1},
 			})
 		}, `
@@ -78,6 +78,7 @@ of kernels   2 pods, 6 connections now, 5 of them on SMC-R; 8 on SMC-R, 7 on TCP
 budget       1.5 KiB of 1.0 TiB memory, 2 of 100 connections
 room         for 90 connections on SMC-R, or for one with each of 60 peers
 plain TCP    0 of 0 relays, 0 of 0 connections being set up
+sockets      1.2 MiB of 256.0 MiB of buffers, if they were full
 problem      one
 
 NOT ON SMC-R  COUNT  MEANING

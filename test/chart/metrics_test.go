@@ -66,7 +66,8 @@ func TestMonitoringUsesMetricsThatExist(t *testing.T) {
 	}
 }
 
-// TestMonitoring_budgets: who relies on alerts learns of each budget that is nearly used up, and of what comes of that.
+// TestMonitoring_budgets: who relies on alerts learns of each budget that is nearly used up, also of several at a
+// time, and of what comes of that.
 func TestMonitoring_budgets(t *testing.T) {
 	rules := template(t, "--set", "monitoring.prometheusRule.enabled=true", "--show-only", "templates/monitoring/prometheusrule.yaml")
 	budgets := 0
@@ -80,6 +81,14 @@ func TestMonitoring_budgets(t *testing.T) {
 	}
 	if budgets != 6 {
 		t.Errorf("this test finds %d metrics of budgets, want 6", budgets)
+	}
+	// "or" leaves out what has the same labels as something left of it.
+	var named []string
+	for _, m := range regexp.MustCompile(`label_replace\(.*kube_smcr_budget_[a-z_]+ > [0-9.]+, "budget", "([a-z]+)", "", ""\)`).FindAllStringSubmatch(rules, -1) {
+		named = append(named, m[1])
+	}
+	if diff := cmp.Diff([]string{"memory", "connections", "relays", "pending", "sockets"}, named); diff != "" || !strings.Contains(rules, "budget of {{ $labels.budget }}") {
+		t.Errorf("the alert names the budget otherwise (-want +got):\n%s", diff)
 	}
 }
 
