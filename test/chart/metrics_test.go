@@ -92,6 +92,42 @@ func TestMonitoring_budgets(t *testing.T) {
 	}
 }
 
+// TestMonitoring_metricsAway: where Prometheus gets no metrics its operator is not told of an outage that there may not be, and
+// is told how to find out: a certificate of no use, for example, keeps no agent from running.
+func TestMonitoring_metricsAway(t *testing.T) {
+	rules := template(t, "--set", "monitoring.prometheusRule.enabled=true", "--show-only", "templates/monitoring/prometheusrule.yaml")
+	groups, _, err := unstructured.NestedSlice(objects(t, rules)[0].Object, "spec", "groups")
+	if err != nil {
+		t.Fatal(err)
+	}
+	down := 0
+	for _, g := range groups {
+		for _, r := range g.(map[string]any)["rules"].([]any) {
+			r := r.(map[string]any)
+			if !regexp.MustCompile(`\bup\{`).MatchString(r["expr"].(string)) {
+				continue
+			}
+			summary, _, _ := unstructured.NestedString(r, "annotations", "summary")
+			description, _, _ := unstructured.NestedString(r, "annotations", "description")
+			if !strings.HasPrefix(summary, "Prometheus ") {
+				t.Errorf("%s is about what Prometheus gets, and says %q", r["alert"], summary)
+			}
+			if !strings.Contains(r["expr"].(string), "== 0") {
+				continue
+			}
+			down++
+			for _, want := range []string{"metrics are away", "metrics.tlsSecret", "onnections go on", "kubectl "} {
+				if !strings.Contains(description, want) {
+					t.Errorf("%s does not say %q: %s", r["alert"], want, description)
+				}
+			}
+		}
+	}
+	if down != 2 {
+		t.Errorf("%d alerts of targets that are down, want 2", down)
+	}
+}
+
 // TestMonitoring_reconcileErrors: an alert tells of one object that fails for good, which the controller tries again
 // ever more rarely.
 func TestMonitoring_reconcileErrors(t *testing.T) {
