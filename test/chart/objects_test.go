@@ -4,6 +4,7 @@ package chart
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -275,6 +276,29 @@ func TestMemoryOfTheAgent(t *testing.T) {
 		}
 	}
 	t.Error("no GOMEMLIMIT")
+}
+
+// What agent.extraEnv says of Go's runtime is instead of what the chart does, and not beside it: an API server refuses a
+// variable that is there twice, if it is applied there.
+func TestEnvironmentOfTheAgent(t *testing.T) {
+	env := func(extra string) map[string]string {
+		ds := find[*appsv1.DaemonSet](t, template(t, "--set-json", "agent.extraEnv="+extra), "-agent")
+		values := map[string]string{}
+		for _, v := range ds.Spec.Template.Spec.Containers[0].Env {
+			if _, twice := values[v.Name]; twice {
+				t.Errorf("extraEnv %s: %s is there twice", extra, v.Name)
+			}
+			values[v.Name] = v.Value
+		}
+		return values
+	}
+	chart := env("[]")
+	own := env(`[{"name":"GOMAXPROCS","value":"3"},{"name":"GOMEMLIMIT","value":"100MiB"},{"name":"GODEBUG","value":"x=1"}]`)
+	want := maps.Clone(chart)
+	want["GOMAXPROCS"], want["GOMEMLIMIT"], want["GODEBUG"] = "3", "100MiB", "x=1"
+	if diff := cmp.Diff(want, own); diff != "" || chart["GOMEMLIMIT"] == "" {
+		t.Errorf("the environment (-want +got):\n%s", diff)
+	}
 }
 
 // What the agent needs for itself grows with its budgets: 16 KiB for each of 16384 connections, 144 KiB for each of 4096 relays,

@@ -133,6 +133,8 @@ func TestRefused(t *testing.T) {
 		{"label that selects the controllers' pods", `controller.podLabels.app\.kubernetes\.io/component=x`, "controller.podLabels: app.kubernetes.io/component is a label that the chart sets"},
 		{"annotation that restarts the agents", "agent.podAnnotations.checksum/config=x", "agent.podAnnotations: checksum/config is an annotation that the chart sets"},
 		{"annotation of the controllers", `controller.podAnnotations.kubectl\.kubernetes\.io/default-container=x`, "kubectl.kubernetes.io/default-container is an annotation that the chart sets"},
+		{"variable that the agent needs", "agent.extraEnv[0].name=NODE_NAME,agent.extraEnv[0].value=x", "agent.extraEnv: NODE_NAME is a variable that the chart sets"},
+		{"variable that is there twice", "agent.extraEnv[0].name=A,agent.extraEnv[0].value=x,agent.extraEnv[1].name=A,agent.extraEnv[1].value=y", "agent.extraEnv: A is there twice"},
 		{"VFs without device plugin", "devicePlugin.vfs=true", "devicePlugin.vfs, but devicePlugin.enabled is false"},
 		{"VFs that the agent cannot open", "devicePlugin.enabled=true,devicePlugin.vfs=true", "devicePlugin.vfs, but hardware.enabled is false"},
 		{"veths without the kernel's datapath", "kernelPath.veth=true", "kernelPath.veth, but kernelPath.enabled is false"},

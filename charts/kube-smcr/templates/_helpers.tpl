@@ -226,7 +226,8 @@ DaemonSet may have the labels: one counts that has agents, which are in their no
 {{- end -}}
 
 {{- /* Refuses labels and annotations that the chart sets itself: the keys would be there twice, which some tools do not
-read, and the last one, which the others take, is not what selectors, the controller and kubectl smcr look for. */ -}}
+read, and the last one, which the others take, is not what selectors, the controller and kubectl smcr look for. Likewise
+environment variables, which server-side apply does not take twice. */ -}}
 {{- define "smcr.reserved" -}}
 {{- $selector := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" -}}
 {{- $labels := concat $selector (list "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart") -}}
@@ -243,6 +244,16 @@ read, and the last one, which the others take, is not what selectors, the contro
 {{- fail (printf "%s: %s is %s that the chart sets, and needs as it is: use another key." (index $in 0) $key (index $in 2)) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range .Values.agent.extraEnv -}}
+{{- if has .name (list "NODE_NAME" "NODE_IP" "POD_NAME" "POD_NAMESPACE" "DAEMONSET") -}}
+{{- fail (printf "agent.extraEnv: %s is a variable that the chart sets, and the agent needs as it is: leave it out." .name) -}}
+{{- end -}}
+{{- if has .name $names -}}
+{{- fail (printf "agent.extraEnv: %s is there twice: leave one of the two out." .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
 {{- end -}}
 {{- end -}}
 
