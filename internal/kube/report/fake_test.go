@@ -37,6 +37,7 @@ type fakeServer struct {
 	found   found
 	err     error           // of everything, while set
 	refuse  map[key]error   // of one object
+	noEvent error           // of events, while set
 	writes  []string        // in their order
 	counts  map[string]int  // by verb and kind
 	objects map[key]any     // as applied
@@ -128,6 +129,10 @@ func (s *fakeServer) event(ctx context.Context, e *corev1.Event) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.noEvent != nil {
+		s.counts["noEvent"]++
+		return s.noEvent
+	}
 	s.counts["event"]++
 	s.events = append(s.events, e)
 	return nil

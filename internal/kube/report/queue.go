@@ -260,7 +260,6 @@ func (k key) compare(o key) int {
 
 // wrote notes that an object was written as t, and has that resource version.
 func (q *queue) wrote(k key, t target, version string, now time.Time) {
-	q.awayUntil, q.away = time.Time{}, 0
 	e := q.entries[k]
 	if e == nil {
 		return
@@ -281,7 +280,6 @@ func (q *queue) wrote(k key, t target, version string, now time.Time) {
 
 // refused notes that the API server refused an object. Only that object waits.
 func (q *queue) refused(k key, now time.Time) (pause time.Duration) {
-	q.awayUntil, q.away = time.Time{}, 0
 	e := q.entries[k]
 	if e == nil {
 		return 0
@@ -309,6 +307,9 @@ func (q *queue) failed(now time.Time) {
 	q.away = min(max(2*q.away, awayFirst), awayMost)
 	q.awayUntil = now.Add(q.jittered(q.away))
 }
+
+// answered notes that the API server works.
+func (q *queue) answered() { q.away, q.awayUntil = 0, time.Time{} }
 
 // jittered is between half of d and d: agents that lost the API server at the
 // same time come back at different ones.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -115,6 +116,46 @@ func TestReporter_oneBroken(t *testing.T) {
 		pass(awayMost + callTimeout + collectEvery)
 		if srv.pod("bad") != "Enabled" || srv.pod("worse") != "Enabled" {
 			t.Errorf("pods have %q and %q", srv.pod("bad"), srv.pod("worse"))
+		}
+	})
+}
+
+// TestReporter_awayIsForgotten: an outage in which nothing but an event had to be sent leaves no pause behind: one error
+// after it silences nobody for long.
+func TestReporter_awayIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		start(t, srv, src)
+		oneSecond()
+		srv.mu.Lock()
+		srv.noEvent = errAway
+		srv.mu.Unlock()
+		src.change(func(s *Snapshot) { s.Status.Devices[0].Port = "DOWN" })
+		pass(3 * time.Minute)
+		srv.mu.Lock()
+		srv.noEvent = nil
+		srv.mu.Unlock()
+		pass(awayMost + collectEvery)
+		if got := srv.reasons(); len(got) == 0 || got[0] != eventDeviceDown {
+			t.Fatalf("events %v", got)
+		}
+		g, other := group("shop/web", 1, 1), group("shop/web", 2, 1)
+		busy := key{kind: kindLink, name: linkName(node, &g)}
+		srv.mu.Lock()
+		srv.refuse[busy] = apierrors.NewTooManyRequests("slow down", 1)
+		srv.mu.Unlock()
+		src.change(func(s *Snapshot) { s.Links = []agentapi.LinkGroup{g} })
+		oneSecond()
+		srv.mu.Lock()
+		if srv.counts["refuse"] != 1 {
+			t.Errorf("%d errors, want one", srv.counts["refuse"])
+		}
+		clear(srv.refuse)
+		srv.mu.Unlock()
+		src.change(func(s *Snapshot) { s.Links = append(s.Links, other) })
+		pass(awayFirst + collectEvery)
+		if w := srv.taken(); !slices.Contains(w, "apply SMCRLink "+linkName(node, &other)) {
+			t.Errorf("writes after one error: %v", w)
 		}
 	})
 }

@@ -382,7 +382,9 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 	}
 }
 
+// back notes that the API server did as it was asked, or that it refused.
 func (r *Reporter) back() {
+	r.queue.answered()
 	r.contact.found(callerReports, time.Now())
 	if r.isAway {
 		r.isAway = false
