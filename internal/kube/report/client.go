@@ -183,7 +183,7 @@ func isAnother(err error) bool {
 }
 
 // isAboutObject tells whether the API server refused the object that was to be written.
-// All other errors are about the API server itself or the network.
+// All other errors are about the API server itself or the network, but see [isInternal].
 func isAboutObject(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -195,4 +195,11 @@ func isAboutObject(err error) bool {
 	default:
 		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
 	}
+}
+
+// isInternal tells whether the API server answered with an error of its own. That may be of one object, as that of a
+// webhook for its namespace, or of all, as that of etcd.
+func isInternal(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Code == http.StatusInternalServerError
 }

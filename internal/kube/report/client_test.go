@@ -5,6 +5,7 @@ package report
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -184,6 +185,26 @@ func TestIsAboutObject(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := isAboutObject(tt.err); got != tt.want {
+				t.Errorf("%v: %t, want %t", tt.err, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestIsInternal(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		err  error
+		want bool
+	}{
+		{"no answer", errors.New("connection refused"), false},
+		{"a webhook without its backend", fmt.Errorf("write: %w", apierrors.NewInternalError(errors.New("failed calling webhook"))), true},
+		{"overloaded", apierrors.NewServiceUnavailable("later"), false},
+		{"slow", apierrors.NewTimeoutError("etcd", 1), false},
+		{"refused", apierrors.NewForbidden(schema.GroupResource{}, "web", nil), false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := isInternal(tt.err); got != tt.want {
 				t.Errorf("%v: %t, want %t", tt.err, got, tt.want)
 			}
 		})

@@ -56,6 +56,8 @@ type events struct {
 	objects map[string]*bucket   // by subject
 	sent    map[string]time.Time // by subject, reason and variant
 	lost    uint64
+	pause   time.Duration // after an error of the API server's own
+	after   time.Time     // nothing is sent before
 }
 
 func newEvents() *events {
@@ -117,6 +119,9 @@ func (q *events) next(now time.Time) (e *event, again time.Time) {
 	if len(q.waiting) == 0 {
 		return nil, time.Time{}
 	}
+	if q.after.After(now) {
+		return nil, q.after
+	}
 	if at := q.tokens.take(now); at.After(now) {
 		return nil, at
 	}
@@ -124,7 +129,16 @@ func (q *events) next(now time.Time) (e *event, again time.Time) {
 }
 
 // done removes the event that next returned.
-func (q *events) done() { q.waiting = q.waiting[1:] }
+func (q *events) done() { q.waiting, q.pause = q.waiting[1:], 0 }
+
+// broke notes that the API server answered the event that next returned with an error of its own, see [isInternal]. All
+// events wait, and the other ones come first then; the objects do not wait.
+func (q *events) broke(now time.Time, jittered func(time.Duration) time.Duration) (pause time.Duration) {
+	q.waiting = append(q.waiting[1:], q.waiting[0])
+	q.pause = min(max(2*q.pause, awayFirst), awayMost)
+	q.after = now.Add(jittered(q.pause))
+	return q.pause
+}
 
 func podReference(namespace, name, uid string) corev1.ObjectReference {
 	return corev1.ObjectReference{APIVersion: "v1", Kind: kindOfPods, Namespace: namespace, Name: name, UID: types.UID(uid)}

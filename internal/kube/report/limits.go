@@ -74,7 +74,8 @@ const (
 
 	// After an error of the API server as a whole all writes wait, for awayFirst up to
 	// awayMost. After an error that is about one object only the writes of this object wait,
-	// for objectFirst up to objectMost.
+	// for objectFirst up to objectMost. After an error of the API server's own (500) nobody knows which of both it
+	// is: see queue.broke.
 	awayFirst   = time.Second
 	awayMost    = time.Minute
 	objectFirst = 5 * time.Second

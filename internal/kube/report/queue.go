@@ -61,6 +61,7 @@ type entry struct {
 	version    string    // the resource version after the last write
 	notBefore  time.Time // after an error, or a repair
 	pause      time.Duration
+	doubtful   bool // the last write failed in a way that leaves open whether the object was written
 
 	countersAt    time.Time // of the last write for counters
 	countersPause time.Duration
@@ -138,6 +139,9 @@ type queue struct {
 	blocked   bool
 	away      time.Duration // the pause after the last error of the API server
 	awayUntil time.Time
+	// Objects of which it is in doubt whether they were written wait for doubtUntil, too.
+	doubt      time.Duration
+	doubtUntil time.Time
 }
 
 func newQueue(rng *rand.Rand) *queue {
@@ -218,6 +222,9 @@ func (q *queue) next(now time.Time) (e *entry, again time.Time) {
 	var first class
 	for _, x := range q.entries {
 		c, at, ok := x.due()
+		if x.doubtful && q.doubtUntil.After(at) {
+			at = q.doubtUntil
+		}
 		switch {
 		case !ok:
 			continue
@@ -272,6 +279,7 @@ func (q *queue) wrote(k key, t target, version string, now time.Time) {
 		e.countersAt = now
 	}
 	e.wrote, e.wroteAt, e.version, e.pause, e.notBefore, e.dirtySince = t, now, version, 0, time.Time{}, time.Time{}
+	e.doubtful = false
 	e.touch(now)
 	if !e.want.present && !t.present && k.kind != kindPod {
 		delete(q.entries, k)
@@ -284,32 +292,57 @@ func (q *queue) refused(k key, now time.Time) (pause time.Duration) {
 	if e == nil {
 		return 0
 	}
+	e.doubtful = false
 	e.pause = min(max(2*e.pause, objectFirst), objectMost)
 	e.notBefore = now.Add(q.jittered(e.pause))
 	return e.pause
 }
 
 // unsure notes that a write failed in a way that leaves open whether the object was
-// written. The others come first then: the error may be of this one only, as that of a webhook for its
-// namespace is.
-func (q *queue) unsure(k key, now time.Time) {
-	if e := q.entries[k]; e != nil {
-		e.wrote, e.dirtySince = target{present: true}, time.Time{}
-		e.touch(now)
-		e.pause = min(max(2*e.pause, objectFirst), awayMost)
-		e.notBefore = now.Add(q.jittered(e.pause))
+// written.
+func (q *queue) unsure(k key, now time.Time) (pause time.Duration) {
+	e := q.entries[k]
+	if e == nil {
+		return 0
 	}
+	e.wrote, e.dirtySince, e.doubtful = target{present: true}, time.Time{}, true
+	e.touch(now)
+	e.pause = min(max(2*e.pause, objectFirst), awayMost)
+	e.notBefore = now.Add(q.jittered(e.pause))
+	return e.pause
+}
+
+// broke notes that the API server answered a write with an error of its own, which may be of this object only or of
+// all, see [isInternal]. Therefore the objects with such errors are tried one at a time, with a pause that grows up to
+// awayMost until a write succeeds, and the others wait after the first error of each object, but not for long:
+//
+//	0 s     pod a gets such an error, its first one: all wait for up to awayFirst
+//	1 s     pod b gets one, too: all wait for up to twice awayFirst
+//	5 s     pod a gets another one: pod b waits longer
+//	5.1 s   a link group is lost, which is written at once
+func (q *queue) broke(k key, now time.Time) (pause time.Duration) {
+	if e := q.entries[k]; e == nil || !e.doubtful {
+		q.wait(now, objectFirst)
+	}
+	q.doubt = min(max(2*q.doubt, awayFirst), awayMost)
+	q.doubtUntil = now.Add(q.jittered(q.doubt))
+	return q.unsure(k, now)
 }
 
 // failed notes that the API server did not answer, or answered with an error that is not
 // about the object. All writes wait.
-func (q *queue) failed(now time.Time) {
-	q.away = min(max(2*q.away, awayFirst), awayMost)
+func (q *queue) failed(now time.Time) { q.wait(now, awayMost) }
+
+// wait has all writes wait, longer each time, but not longer than most.
+func (q *queue) wait(now time.Time, most time.Duration) {
+	q.away = min(max(2*q.away, awayFirst), most)
 	q.awayUntil = now.Add(q.jittered(q.away))
 }
 
 // answered notes that the API server works.
-func (q *queue) answered() { q.away, q.awayUntil = 0, time.Time{} }
+func (q *queue) answered() {
+	q.away, q.awayUntil, q.doubt, q.doubtUntil = 0, time.Time{}, 0, time.Time{}
+}
 
 // jittered is between half of d and d: agents that lost the API server at the
 // same time come back at different ones.

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
 func TestNotable(t *testing.T) {
@@ -116,6 +117,89 @@ func TestReporter_oneBroken(t *testing.T) {
 		pass(awayMost + callTimeout + collectEvery)
 		if srv.pod("bad") != "Enabled" || srv.pod("worse") != "Enabled" {
 			t.Errorf("pods have %q and %q", srv.pod("bad"), srv.pod("worse"))
+		}
+	})
+}
+
+// TestReporter_brokenObjects: objects, or events, whose writes the API server goes on to answer with an error of its own
+// hold up no other that changes later, and the API server counts as reached.
+func TestReporter_brokenObjects(t *testing.T) {
+	broken := apierrors.NewInternalError(errors.New("failed calling webhook"))
+	tests := []struct {
+		name  string
+		begin func(*fakeServer, *source)
+		calls func(*fakeServer) int
+	}{
+		{"pods", func(srv *fakeServer, src *source) {
+			for _, name := range []string{"bad", "worse"} {
+				srv.refuse[key{kind: kindPod, namespace: "shop", name: name}] = broken
+			}
+			src.change(func(s *Snapshot) {
+				s.Verdicts = []config.Verdict{verdict("bad"), verdict("worse")}
+				s.Attachments = []agentapi.Attachment{attachment("shop/bad", agentapi.StateReady), attachment("shop/worse", agentapi.StateReady)}
+			})
+		}, func(srv *fakeServer) int { return srv.counts["refuse"] }},
+		{"event", func(srv *fakeServer, src *source) {
+			srv.noEvent = broken
+			src.change(func(s *Snapshot) { s.Status.Devices[0].Port = "DOWN" })
+		}, func(srv *fakeServer) int { return srv.counts["noEvent"] }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				srv, src := newFakeServer(), &source{snap: healthy()}
+				r, _ := start(t, srv, src)
+				oneSecond()
+				srv.mu.Lock()
+				tt.begin(srv, src)
+				srv.mu.Unlock()
+				pass(3 * time.Minute)
+				for i := range 5 {
+					srv.taken()
+					g := group("shop/web", uint32(i), 1)
+					src.change(func(s *Snapshot) { s.Links = append(s.Links, g) })
+					pass(2 * collectEvery)
+					if w := srv.taken(); len(w) == 0 || w[0] != "apply SMCRLink "+linkName(node, &g) {
+						t.Errorf("writes after a change: %v", w)
+					}
+					if c := r.Contact(); c.Away != nil {
+						t.Errorf("the API server counts as away: %v", c.Away)
+					}
+					pass(30 * time.Second)
+				}
+				srv.mu.Lock()
+				defer srv.mu.Unlock()
+				if n := tt.calls(srv); n < 5 || n > 40 { // two pods in less than six minutes, with at least half of awayMost between, but at first
+					t.Errorf("%d calls for what is broken", n)
+				}
+			})
+		})
+	}
+}
+
+// TestReporter_brokenAtFirst: many objects that get such an error for the first time hold up another one for seconds only.
+func TestReporter_brokenAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		start(t, srv, src)
+		oneSecond()
+		for i := range 30 {
+			name := fmt.Sprint("bad-", i)
+			srv.mu.Lock()
+			srv.refuse[key{kind: kindPod, namespace: "shop", name: name}] = apierrors.NewInternalError(errors.New("failed calling webhook"))
+			srv.mu.Unlock()
+			src.change(func(s *Snapshot) {
+				s.Verdicts = append(s.Verdicts, verdict(name))
+				s.Attachments = append(s.Attachments, attachment("shop/"+name, agentapi.StateReady))
+			})
+		}
+		pass(time.Minute) // there are objects left that were not tried
+		srv.taken()
+		g := group("shop/web", 1, 1)
+		src.change(func(s *Snapshot) { s.Links = []agentapi.LinkGroup{g} })
+		pass(objectFirst + 2*collectEvery)
+		if w := srv.taken(); len(w) != 1 || w[0] != "apply SMCRLink "+linkName(node, &g) {
+			t.Errorf("writes after a change: %v", w)
 		}
 	})
 }

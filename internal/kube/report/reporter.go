@@ -299,21 +299,27 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
 	case isAboutObject(err):
 		r.back()
-		if k.kind == kindNode {
-			r.contact.refuse(err)
-		}
-		pause := r.queue.refused(k, now)
-		if now.Sub(r.logged[k.kind]) >= refusalLogPause {
-			r.logged[k.kind] = now
-			r.cfg.Log.Warn("API server refuses what the agent reports; check the agent's ClusterRole and the version of the CRDs",
-				"object", k.String(), "err", err, "again", pause)
-		}
+		r.refused(k, err, r.queue.refused(k, now), now, "API server refuses what the agent reports; check the agent's ClusterRole and the version of the CRDs")
+	case isInternal(err): // it answers, but perhaps nobody
+		r.reached()
+		r.refused(k, err, r.queue.broke(k, now), now, "API server answers what the agent reports with an error of its own; check the webhooks for the object")
 	default:
 		r.queue.unsure(k, now)
 		r.away(ctx, err, now)
 	}
 	if r.plan.toldOfEnd && !r.queue.dirty() {
 		r.leftOnce.Do(func() { close(r.left) })
+	}
+}
+
+// refused notes that the API server does not take an object, which is written again after a pause.
+func (r *Reporter) refused(k key, err error, pause time.Duration, now time.Time, what string) {
+	if k.kind == kindNode {
+		r.contact.refuse(err)
+	}
+	if now.Sub(r.logged[k.kind]) >= refusalLogPause {
+		r.logged[k.kind] = now
+		r.cfg.Log.Warn(what, "object", k.String(), "err", err, "again", pause)
 	}
 }
 
@@ -329,6 +335,9 @@ func (r *Reporter) send(ctx context.Context, e *event) {
 	case isAboutObject(err): // for example, the namespace is being deleted
 		r.news.done()
 		r.cfg.Log.Debug("event not accepted", "err", err)
+	case isInternal(err):
+		r.reached()
+		r.cfg.Log.Debug("event not accepted yet", "err", err, "again", r.news.broke(time.Now(), r.queue.jittered))
 	default:
 		r.away(ctx, err, time.Now())
 	}
@@ -385,6 +394,11 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 // back notes that the API server did as it was asked, or that it refused.
 func (r *Reporter) back() {
 	r.queue.answered()
+	r.reached()
+}
+
+// reached notes that the API server answered.
+func (r *Reporter) reached() {
 	r.contact.found(callerReports, time.Now())
 	if r.isAway {
 		r.isAway = false
