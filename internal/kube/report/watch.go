@@ -125,11 +125,21 @@ func (p *planner) seen(s observation, now time.Time) (nodeDeleted bool) {
 			delete(p.others, s.key.name)
 		}
 		return false
+	case e == nil && s.key.kind == kindLink && s.target.present:
+		// A write of an earlier state that was late, or a restored backup: the next plan deletes it if its group is gone.
+		p.takeLink(s, now)
+		return false
 	case e == nil, s.key.kind == kindNode && p.uninstalled:
 		return false
 	case older(s.version, e.version):
 		return false // the object was written here since: the observation is old
 	case s.target.present == e.wrote.present && e.wrote.same(&s.target):
+		return false
+	case s.key.kind == kindLink && p.links[s.key.name] == nil: // it is not to be as it was, but to be deleted, or not planned yet
+		p.queue.drop(s.key)
+		if s.target.present {
+			p.takeLink(s, now)
+		}
 		return false
 	}
 	p.queue.known(s.key, s.target, now)

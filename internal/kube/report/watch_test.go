@@ -5,12 +5,16 @@ package report
 import (
 	"math/rand/v2"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
+	"github.com/smcr-io/kube-smcr/internal/agentapi"
 )
 
 func newTestPlanner() *planner {
@@ -119,6 +123,7 @@ func TestPlanner_seen(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newTestPlanner()
+			p.links[k.name] = &linkPlan{}
 			p.queue.want(k, ours, began())
 			p.queue.wrote(k, ours, "7", began())
 			if p.seen(tt.see, began()) {
@@ -159,5 +164,83 @@ func TestPlanner_seenOthers(t *testing.T) {
 	p.seen(observation{key: k, agent: "agent-y"}, began())
 	if len(p.others) != 0 {
 		t.Errorf("others %v after it was deleted", p.others)
+	}
+}
+
+// TestReporter_linkComesBack: an SMCRLink of this agent that is there again after it was deleted, as by a write that timed
+// out and was carried out later, is deleted again; the late news of its time before cost one write at most.
+func TestReporter_linkComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		g := group("shop/web", 1, 1)
+		src.change(func(s *Snapshot) { s.Links = []agentapi.LinkGroup{g} })
+		start(t, srv, src)
+		oneSecond()
+		name := linkName(node, &g)
+		src.change(func(s *Snapshot) { s.Links = nil })
+		pass(2 * collectEvery)
+		deleted := "delete SMCRLink " + name
+		if w := srv.taken(); len(w) == 0 || w[len(w)-1] != deleted {
+			t.Fatalf("when the link group ended: %v", w)
+		}
+		for range 2 {
+			again := linkOf("agent-x", name)
+			again.ResourceVersion = "100"
+			srv.observations <- observationOfLink(&again)
+			pass(2 * collectEvery)
+			if diff := cmp.Diff([]string{deleted}, srv.taken()); diff != "" {
+				t.Errorf("when it is there again (-want +got):\n%s", diff)
+			}
+			gone := observationOfLink(&again)
+			gone.target = target{}
+			srv.observations <- gone
+			pass(time.Minute)
+			if w := srv.taken(); len(w) != 0 {
+				t.Errorf("when it is gone: %v", w)
+			}
+		}
+		again := linkOf("agent-x", name)
+		srv.observations <- observationOfLink(&again)
+		gone := observationOfLink(&again)
+		gone.target = target{}
+		srv.observations <- gone
+		pass(time.Minute)
+		if w := srv.taken(); len(w) > 1 {
+			t.Errorf("late news of what is gone: %v", w)
+		}
+	})
+}
+
+// An SMCRLink that is not planned, as its group has ended or the agent does not know its pods yet, is not written again
+// as it was read when somebody changes or deletes it.
+func TestPlanner_seenUnplanned(t *testing.T) {
+	k := key{kind: kindLink, name: "node-a-1"}
+	for _, present := range []bool{true, false} {
+		p := newTestPlanner()
+		p.takeLink(observation{key: k, target: target{present: true, state: "before"}, version: "7", agent: "agent-x"}, began())
+		p.seen(observation{key: k, target: target{present: present, state: "after"}, version: "8", agent: "agent-x"}, began())
+		e := p.queue.entries[k]
+		if present != (e != nil) {
+			t.Fatalf("present %t: the entry is %+v", present, e)
+		}
+		if e != nil && e.differs != inNothing {
+			t.Errorf("changed: it is to be written as %v over %v", e.want.state, e.wrote.state)
+		}
+	}
+}
+
+// An SMCRLink that is not known yet may be of a link group that is: its object is left, or written as it is to be.
+func TestPlanner_seenOwn(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	g := group("shop/web", 1, 1)
+	s.Links = []agentapi.LinkGroup{g}
+	k := key{kind: kindLink, name: linkName(node, &g)}
+	p.seen(observation{key: k, target: target{present: true, state: "old"}, agent: "agent-x", uid: "of-link"}, began())
+	if len(p.others) != 0 || p.uids[k.name] != "of-link" || p.queue.entries[k] == nil {
+		t.Fatalf("others %v, uids %v, queue %v", p.others, p.uids, p.queue.entries)
+	}
+	p.planLinks(&s, began())
+	if e := p.queue.entries[k]; e.differs != inState || !e.want.present {
+		t.Errorf("the link of a group that is there: %+v", e)
 	}
 }
