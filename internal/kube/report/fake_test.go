@@ -107,7 +107,9 @@ func (s *fakeServer) remove(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s *fakeServer) watch(ctx context.Context, _, _ string, see func(observation)) {
+func (s *fakeServer) watch(ctx context.Context, _, label string, see func(observation)) {
+	s.watched(label, 1)
+	defer s.watched(label, -1)
 	for {
 		select {
 		case x := <-s.observations:
@@ -116,6 +118,13 @@ func (s *fakeServer) watch(ctx context.Context, _, _ string, see func(observatio
 			return
 		}
 	}
+}
+
+// watched counts the watches of a label.
+func (s *fakeServer) watched(label string, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts["watch "+label] += n
 }
 
 func (s *fakeServer) note(what string) {
@@ -218,6 +227,12 @@ func startWith(t *testing.T, srv server, src *source, linksOnly bool) (r *Report
 		Node: node, AgentPod: "kube-smcr/agent-x", AgentVersion: "v0.4.0", LinksOnly: linksOnly, Source: src.get,
 		Preflight: noPreflight, Log: slog.New(slog.DiscardHandler),
 	}, srv)
+	return r, run(t, r)
+}
+
+// run runs a reporter until the end of the test, or until stop is called.
+func run(t *testing.T, r *Reporter) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -226,7 +241,7 @@ func startWith(t *testing.T, srv server, src *source, linksOnly bool) (r *Report
 	}()
 	stop = func() { cancel(); <-done }
 	t.Cleanup(stop)
-	return r, stop
+	return stop
 }
 
 func noPreflight(context.Context) preflight.Report {

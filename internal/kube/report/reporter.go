@@ -122,7 +122,8 @@ func (r *Reporter) Run(ctx context.Context) {
 	if r.cfg.Recheck != nil && !r.cfg.LinksOnly {
 		wg.Go(func() { r.recheck(ctx) })
 	}
-	watching := false
+	watching, unwatch := "", func() {}
+	defer func() { unwatch() }()
 	poked := false
 	for ctx.Err() == nil {
 		now := time.Now()
@@ -131,13 +132,12 @@ func (r *Reporter) Run(ctx context.Context) {
 			poked = false
 		}
 		again, busy := r.act(ctx, now)
-		if r.loaded && !watching {
-			watching = true
-			if !r.cfg.LinksOnly {
+		if label := nodeLabel(r.cfg.Node, r.plan.owner); r.loaded && watching != label {
+			if watching == "" && !r.cfg.LinksOnly {
 				wg.Go(func() { r.renew(ctx) })
 			}
-			label := nodeLabel(r.cfg.Node, r.plan.owner)
-			wg.Go(func() { r.server.watch(ctx, r.cfg.Node, label, func(s observation) { r.see(ctx, s) }) })
+			unwatch() // a Node with a long name that was made anew has another label
+			watching, unwatch = label, r.watch(ctx, &wg, label)
 		}
 		if busy {
 			continue
@@ -177,6 +177,13 @@ func (r *Reporter) begin(ctx context.Context) {
 		node: r.cfg.Node, linksOnly: r.cfg.LinksOnly, agentPod: r.cfg.AgentPod, agentVersion: r.cfg.AgentVersion,
 		kernel: checks.Kernel, capabilities: checks.Capabilities(),
 	}, r.queue, r.news)
+}
+
+// watch has the goroutine of Run see the objects with the label of the node, until ctx ends or unwatch is called.
+func (r *Reporter) watch(ctx context.Context, wg *sync.WaitGroup, label string) (unwatch func()) {
+	ctx, unwatch = context.WithCancel(ctx)
+	wg.Go(func() { r.server.watch(ctx, r.cfg.Node, label, func(s observation) { r.see(ctx, s) }) })
+	return unwatch
 }
 
 // see hands an observation of the watch to the goroutine of Run.

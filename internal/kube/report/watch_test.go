@@ -3,7 +3,9 @@
 package report
 
 import (
+	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -243,4 +245,25 @@ func TestPlanner_seenOwn(t *testing.T) {
 	if e := p.queue.entries[k]; e.differs != inState || !e.want.present {
 		t.Errorf("the link of a group that is there: %+v", e)
 	}
+}
+
+// TestReporter_longNodeMadeAnew: a node whose name is too long for a label has another label when it was made anew, which
+// is watched then instead.
+func TestReporter_longNodeMadeAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		long := strings.Repeat("n", maxLabelValue+7)
+		run(t, newReporter(Config{
+			Node: long, AgentPod: "kube-smcr/agent-x", AgentVersion: "v0.4.0", Source: src.get, Preflight: noPreflight, Log: slog.New(slog.DiscardHandler),
+		}, srv))
+		oneSecond()
+		srv.mu.Lock()
+		srv.found.owner = "uid-of-new-node"
+		srv.mu.Unlock()
+		srv.observations <- observation{key: key{kind: kindNode, name: long}, version: "2000"}
+		pass(2 * repairFirst)
+		if was, is := srv.count("watch uid-of-node"), srv.count("watch uid-of-new-node"); was != 0 || is != 1 {
+			t.Errorf("%d watches of the label from before, and %d of the new one", was, is)
+		}
+	})
 }
