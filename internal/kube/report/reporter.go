@@ -306,10 +306,10 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 		r.queue.wrote(k, t, "", now) // the pod is gone; the next snapshots will not have it
 	case isAboutObject(err):
 		r.back()
-		r.refused(k, err, r.queue.refused(k, now), now, "API server refuses what the agent reports; check the agent's ClusterRole and the version of the CRDs")
+		r.refused(k, err, r.queue.refused(k, now), now)
 	case isInternal(err): // it answers, but perhaps nobody
 		r.reached()
-		r.refused(k, err, r.queue.broke(k, now), now, "API server answers what the agent reports with an error of its own; check the webhooks for the object")
+		r.refused(k, err, r.queue.broke(k, now), now)
 	default:
 		r.queue.unsure(k, now)
 		r.away(ctx, err, now)
@@ -320,13 +320,14 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 }
 
 // refused notes that the API server does not take an object, which is written again after a pause.
-func (r *Reporter) refused(k key, err error, pause time.Duration, now time.Time, what string) {
+func (r *Reporter) refused(k key, err error, pause time.Duration, now time.Time) {
 	if k.kind == kindNode {
 		r.contact.refuse(err)
 	}
 	if now.Sub(r.logged[k.kind]) >= refusalLogPause {
 		r.logged[k.kind] = now
-		r.cfg.Log.Warn(what, "object", k.String(), "err", err, "again", pause)
+		r.cfg.Log.Warn("API server does not take what the agent reports; check the agent's ClusterRole, the version of the CRDs and, after an internal error, the webhooks",
+			"object", k.String(), "err", err, "again", pause)
 	}
 }
 
