@@ -14,7 +14,7 @@
 //	 +-- the destination is known as plain: passes at once --------+---+ the same decision at once
 //
 // About a destination of which nothing is known, one question is asked at a time. Once one of its
-// connections was on SMC-R, each connection has its own:
+// connections was on SMC-R, or was refused, each connection that waits has its own:
 //
 //	0 ms   SYN a to 10.0.0.2:80: held, asked
 //	1 ms   SYN b to 10.0.0.2:80: held, waits for the answer about a

@@ -251,13 +251,18 @@ func (t *Table) hold(now time.Time, id uint32, s SYN, late Decision, asked bool)
 // about its destination. It reports whether the SYN of c was held until now: if not, the
 // application's connection went another way.
 //
-// SYNs to the same destination that waited for this answer are asked for themselves if the
-// destination speaks SMC-R, and otherwise go the same way. Those of which only one may be plain TCP
-// do not wait for the same answer: policies may require SMC-R of one of the pod's interfaces only.
+// SYNs to the same destination that waited for this answer go the same way if that is Pass or Drop.
+// They are asked for themselves if the destination speaks SMC-R, and if c was refused: they may come from another
+// of the pod's addresses, or a Service may give them another endpoint. What finds no room for its question
+// does not wait. Those of which only one may be plain TCP do not wait for the same answer: policies may
+// require SMC-R of one of the pod's interfaces only.
 func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bool) {
 	t.questions = max(0, t.questions-1)
 	t.learn(now, c.Dst, f)
-	speaks, late := f.Speaks && f.For > 0, t.lateOf(c)
+	speaks, late, most := f.Speaks && f.For > 0, t.lateOf(c), t.cfg.MaxQuestions
+	if speaks {
+		most += t.cfg.ExtraSpeaking
+	}
 	left := t.held[:0]
 	for i := range t.held {
 		h := t.held[i]
@@ -266,14 +271,17 @@ func (t *Table) Answer(now time.Time, c Conn, d Decision, f Finding) (wasHeld bo
 			wasHeld = true
 			t.decide(now, h.id, h.conn, h.seq, d)
 			continue
-		case h.conn.Dst != c.Dst || h.asked:
-		case speaks:
-			h.asked = true
-			t.ask(Ask, h.conn)
-		case h.late != late:
-		default:
+		case h.conn.Dst != c.Dst || h.asked || !speaks && h.late != late:
+		case !speaks && (d == Pass || d == Drop):
 			t.decide(now, h.id, h.conn, h.seq, d)
 			continue
+		case t.questions >= most:
+			t.counters.Full++
+			t.decide(now, h.id, h.conn, h.seq, h.late)
+			continue
+		default:
+			h.asked = true
+			t.ask(Ask, h.conn)
 		}
 		left = append(left, h)
 	}

@@ -57,7 +57,8 @@ var (
 
 func conn(srcPort, dstPort uint16) Conn { return syn(srcPort, dstPort, 0).Conn }
 
-// TestTable_answer: what goes another way than to SMC-R, all go that wait for the same answer.
+// TestTable_answer: SYNs that wait for the same answer pass or are dropped with the one that was asked. A refusal
+// is that one's own, and so is a place on SMC-R: the others are asked then.
 func TestTable_answer(t *testing.T) {
 	for d := range numDecisions {
 		t.Run(d.String(), func(t *testing.T) {
@@ -71,14 +72,20 @@ func TestTable_answer(t *testing.T) {
 			if !tb.Answer(at(200), conn(40001, 80), d, Finding{}) {
 				t.Error("the SYN was held, and Answer says that it was not")
 			}
-			want(t, poll(tb, at(200)), fmt.Sprintf("1 %v, 2 %v", d, d))
+			held := 2
+			if d == Pass || d == Drop {
+				want(t, poll(tb, at(200)), fmt.Sprintf("1 %v, 2 %v", d, d))
+			} else {
+				want(t, poll(tb, at(200)), fmt.Sprintf("1 %v, ask 40002 to 80", d))
+				held++
+			}
 			if tb.Answer(at(200), conn(40001, 80), d, Finding{}) {
 				t.Error("the SYN was not held any more, and Answer says that it was")
 			}
-			tb.HandleSYN(at(300), 4, syn(40004, 80, 14), Pass) // nothing was found out: is asked for anew
-			want(t, poll(tb, at(300)), "ask 40004 to 80")
-			if tb.Held() != 2 {
-				t.Errorf("%d are held, want 2", tb.Held())
+			tb.HandleSYN(at(300), 4, syn(40004, 82, 14), Pass)
+			want(t, poll(tb, at(300)), "ask 40004 to 82")
+			if tb.Held() != held {
+				t.Errorf("%d are held, want %d", tb.Held(), held)
 			}
 		})
 	}
@@ -95,8 +102,8 @@ func TestTable_answerOfOneInterface(t *testing.T) {
 	want(t, poll(tb, at(3)), "ask 40001 to 80, ask 40002 to 80")
 	tb.Answer(at(4), conn(40001, 80), Pass, plain)
 	want(t, poll(tb, at(4)), "1 pass, 3 pass")
-	tb.Answer(at(5), conn(40002, 80), Reset, Finding{})
-	want(t, poll(tb, at(5)), "2 reset, 4 reset")
+	tb.Answer(at(5), conn(40002, 80), Drop, Finding{})
+	want(t, poll(tb, at(5)), "2 drop, 4 drop")
 	tb.Forget()
 	tb.HandleSYN(at(1000), 5, syn(40005, 80, 15), Drop)
 	tb.HandleSYN(at(1100), 6, syn(40006, 80, 16), Pass)
@@ -104,9 +111,56 @@ func TestTable_answerOfOneInterface(t *testing.T) {
 	want(t, poll(tb, at(1200)), "ask 40005 to 80, ask 40006 to 80")
 	want(t, poll(tb, at(1650)), "5 drop")
 	tb.Answer(at(1651), conn(40005, 80), Reset, Finding{})
+	want(t, poll(tb, at(1651)), "ask 40007 to 80")
+	tb.Answer(at(1651), conn(40007, 80), Reset, Finding{})
 	want(t, poll(tb, at(1651)), "7 reset")
 	tb.Answer(at(1652), conn(40006, 80), Divert, speaks)
 	want(t, poll(tb, at(1652)), "6 divert")
+}
+
+// TestTable_refusedAlone: an ICMP error to one connection says nothing about another one, from another address of the
+// pod's or to another endpoint of a Service. Each gets its own answer, in the time that it has.
+func TestTable_refusedAlone(t *testing.T) {
+	tb := NewTable(Config{})
+	b := syn(40002, 80, 12)
+	b.Src = netip.MustParseAddrPort("10.1.0.1:40002")
+	tb.HandleSYN(at(0), 1, syn(40001, 80, 11), Pass)
+	tb.HandleSYN(at(100), 2, b, Pass)
+	tb.HandleSYN(at(100), 3, syn(40003, 80, 13), Pass)
+	want(t, poll(tb, at(100)), "ask 40001 to 80")
+	tb.Answer(at(200), conn(40001, 80), HostUnreachable, Finding{})
+	want(t, poll(tb, at(200)), "1 host unreachable, ask 40002 to 80, ask 40003 to 80")
+	tb.Answer(at(300), b.Conn, Pass, Finding{})
+	want(t, poll(tb, at(300)), "2 pass")
+	want(t, poll(tb, at(699)), "")
+	want(t, poll(tb, at(700)), "3 pass")
+}
+
+// TestTable_questionsOfWaiting: SYNs whose answer is to be their own, and for whose questions there is no room, do not wait.
+func TestTable_questionsOfWaiting(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		d    Decision
+		f    Finding
+		want string
+	}{
+		{"refused", HostUnreachable, Finding{}, "1 host unreachable, ask 40002 to 80, 3 pass, 4 pass"},
+		{"speaks", Divert, speaks, "1 divert, ask 40002 to 80, ask 40003 to 80, 4 pass"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			tb := NewTable(Config{MaxQuestions: 2, ExtraSpeaking: 1})
+			for i := range uint16(4) {
+				tb.HandleSYN(at(0), uint32(1+i), syn(40001+i, 80, 11), Pass)
+			}
+			tb.HandleSYN(at(0), 9, syn(40009, 81, 11), Pass)
+			want(t, poll(tb, at(0)), "ask 40001 to 80, ask 40009 to 81")
+			tb.Answer(at(1), conn(40001, 80), c.d, c.f)
+			want(t, poll(tb, at(1)), c.want)
+			if full, late := tb.Counters().Full, strings.Count(c.want, "pass"); full != uint64(late) {
+				t.Errorf("%d found no room, want %d", full, late)
+			}
+		})
+	}
 }
 
 // TestTable_speaks: each connection to a destination that speaks SMC-R is asked for itself, those
