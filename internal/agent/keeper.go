@@ -16,13 +16,14 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
-// keeper is the process that keeps the queues of all pods (linux.KeepQueues). If it ends, another one
-// is started and gets the queues.
+// keeper is the process that keeps the queues of all pods (linux.KeepQueues). If it ends, or reads
+// nothing any more, another one is started and gets the queues.
 type keeper struct {
 	log *slog.Logger
 
 	mu      sync.Mutex            // guards what is below
 	process *linux.Keeper         // nil: there is none
+	stuck   chan<- error          // gets why the process was given up, once
 	queues  map[holder]keptNumber // of all pods
 }
 
@@ -48,10 +49,23 @@ func (k *keeper) keepLocked(h holder) error {
 		return nil // the next one gets it
 	}
 	n, err := h.Keep(k.process)
+	if k.gaveUpLocked(err) {
+		return nil
+	}
 	if err == nil {
 		k.queues[h] = keptNumber{n, true}
 	}
 	return err
+}
+
+// gaveUpLocked gives the process up if err says that it reads nothing: it was stopped alone, say.
+func (k *keeper) gaveUpLocked(err error) bool {
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	k.process = nil
+	k.stuck <- err // which has room: without a process there is no other such error
+	return true
 }
 
 // remove takes a queue back.
@@ -63,10 +77,11 @@ func (k *keeper) remove(h holder) error {
 	if k.process == nil || !q.kept {
 		return nil
 	}
-	if err := k.process.Release(q.number); err != nil && !errors.Is(err, syscall.EPIPE) {
-		return err
+	err := k.process.Release(q.number)
+	if k.gaveUpLocked(err) || errors.Is(err, syscall.EPIPE) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // run keeps a process running until ctx ends.
@@ -96,23 +111,32 @@ func (k *keeper) runOnce(ctx context.Context, cmd *exec.Cmd) error {
 	if err = errors.Join(err, child.Close()); err != nil {
 		return errors.Join(fmt.Errorf("start keeper of queues: %w", err), p.Close())
 	}
-	k.begin(p)
-	ended := make(chan error, 1)
+	stuck, ended := make(chan error, 1), make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
+	k.begin(p, stuck)
 	select {
 	case err = <-ended:
 		return errors.Join(err, k.end(p))
+	case err = <-stuck: // killed first: if it went on with its socket closed, it would drain the queues
+		return errors.Join(err, cmd.Process.Kill(), <-ended, k.end(p))
 	case <-ctx.Done():
-		err = k.end(p) // which ends the process
-		return errors.Join(err, <-ended)
+	}
+	err = k.end(p) // which ends the process
+	late := time.NewTimer(keeperEndPatience)
+	defer late.Stop()
+	select {
+	case werr := <-ended:
+		return errors.Join(err, werr)
+	case <-late.C: // it was stopped, say
+		return errors.Join(err, cmd.Process.Kill(), <-ended)
 	}
 }
 
 // begin gives a new process all queues.
-func (k *keeper) begin(p *linux.Keeper) {
+func (k *keeper) begin(p *linux.Keeper, stuck chan<- error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.process = p
+	k.process, k.stuck = p, stuck
 	for h := range k.queues {
 		if err := k.keepLocked(h); err != nil {
 			k.log.Warn("queue not kept", "err", err)

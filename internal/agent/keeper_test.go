@@ -3,7 +3,10 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +15,9 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // queues is the kernel's list of the queues in the namespace.
@@ -80,6 +86,78 @@ func TestKeeper_startsAgain(t *testing.T) {
 	if got := l.a.pod.queues(t); got != "" {
 		t.Errorf("queues of the pod after the end of the agent:\n%s", got)
 	}
+}
+
+// keptHolder is a holder that tells a keeper whatever say does.
+type keptHolder struct {
+	holder
+	say func(k *linux.Keeper) error
+}
+
+func (h *keptHolder) Keep(k *linux.Keeper) (uint32, error) { return 1, h.say(k) }
+
+// TestKeeper_readsNothing: a process that reads nothing, and ends for no closed socket, is killed: if the agent has something to
+// tell it, for which another process gets all queues, and when the agent ends.
+func TestKeeper_readsNothing(t *testing.T) {
+	t.Parallel() // the test mostly waits
+	fill := func(k *linux.Keeper) error {
+		for {
+			if err := k.Release(1); err != nil {
+				return err
+			}
+		}
+	}
+	var full atomic.Bool // until the next process, whatever a queue is kept for waits
+	say := func(k *linux.Keeper) error {
+		if full.CompareAndSwap(true, false) {
+			return fill(k)
+		}
+		return nil
+	}
+	k := &keeper{log: slog.New(slog.DiscardHandler)}
+	var begun atomic.Int32
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		k.run(ctx, func() *exec.Cmd {
+			begun.Add(1)
+			return exec.Command("sleep", "600")
+		})
+	}()
+	defer func() {
+		cancel()
+		select {
+		case <-ended:
+		case <-time.After(waitLimit):
+			t.Error("the keeper does not end")
+		}
+	}()
+	first, second := &keptHolder{say: say}, &keptHolder{say: say}
+	runs := func(n int32) {
+		t.Helper()
+		eventually(t, func() string {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if begun.Load() != n || k.process == nil || !k.queues[first].kept {
+				return fmt.Sprintf("process %d of %d, with %+v", begun.Load(), n, k.queues)
+			}
+			return ""
+		})
+	}
+	must(t, k.add(first))
+	runs(1)
+	full.Store(true)
+	must(t, k.add(second))
+	runs(2)
+	k.mu.Lock()
+	if got := fill(k.process); !errors.Is(got, os.ErrDeadlineExceeded) {
+		t.Errorf("the process does not read: %v", got)
+	}
+	k.mu.Unlock()
+	must(t, k.remove(second))
+	runs(3)
+	must(t, k.remove(first))
 }
 
 // TestHold_handover: a successor opens a queue of its own, and the agent before it closes its queue.

@@ -47,6 +47,8 @@ const (
 	staleFor = 2
 	// keeperPause is the pause before the process that keeps the queues is started again.
 	keeperPause = time.Second
+	// keeperEndPatience is how long that process may take to end once the agent does: it has little to do then.
+	keeperEndPatience = 2 * time.Second
 
 	// pollEvery is how often the agent reads the attachment records without being asked. It matters
 	// only if a plugin could not reach the agent.

@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Keeper is the agent's end of the process that keeps its queues: see [KeepQueues].
+// A Keeper is the agent's end of the process that keeps its queues: see [KeepQueues]. If the process reads
+// nothing, Keep and Release return an error that is [os.ErrDeadlineExceeded] after keeperReadPatience.
 type Keeper struct {
 	mu   sync.Mutex // makes each message whole
 	conn *net.UnixConn
@@ -59,7 +60,9 @@ func (k *Keeper) Keep(ns *NetNS, q *Queue) (number uint32, err error) {
 	b := binary.BigEndian.AppendUint32([]byte{keeperAdd}, k.next)
 	b = binary.BigEndian.AppendUint16(b, q.number)
 	cerr := q.raw.Control(func(fd uintptr) {
-		_, _, err = k.conn.WriteMsgUnix(b, unix.UnixRights(int(fd), int(list.Fd())), nil)
+		if err = k.conn.SetWriteDeadline(time.Now().Add(keeperReadPatience)); err == nil {
+			_, _, err = k.conn.WriteMsgUnix(b, unix.UnixRights(int(fd), int(list.Fd())), nil)
+		}
 	})
 	if err = errors.Join(cerr, err, list.Close()); err != nil {
 		return 0, fmt.Errorf("keep queue %d in %s: %w", q.number, ns, err)
@@ -71,7 +74,11 @@ func (k *Keeper) Keep(ns *NetNS, q *Queue) (number uint32, err error) {
 func (k *Keeper) Release(number uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, err := k.conn.Write(binary.BigEndian.AppendUint32([]byte{keeperRemove}, number)); err != nil {
+	err := k.conn.SetWriteDeadline(time.Now().Add(keeperReadPatience))
+	if err == nil {
+		_, err = k.conn.Write(binary.BigEndian.AppendUint32([]byte{keeperRemove}, number))
+	}
+	if err != nil {
 		return fmt.Errorf("take a queue back from its keeper: %w", err)
 	}
 	return nil

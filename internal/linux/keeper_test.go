@@ -324,6 +324,43 @@ func startKeeper(t *testing.T) *Keeper {
 	return k
 }
 
+// TestKeeper_readsNothing: a keeper that reads nothing keeps the agent for a bounded time only.
+func TestKeeper_readsNothing(t *testing.T) {
+	ns := newNS(t)
+	q := queueOf(t, ns, testQueue)
+	for name, say := range map[string]func(k *Keeper) error{
+		"release": func(k *Keeper) error { return k.Release(1) },
+		"keep": func(k *Keeper) error {
+			_, err := k.Keep(ns, q)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // the test mostly waits
+			k, child, err := NewKeeper()
+			mustDo(t, err)
+			defer child.Close()
+			said := make(chan error, 1)
+			go func() {
+				var err error
+				for err == nil {
+					err = say(k)
+				}
+				said <- err
+			}()
+			select {
+			case err := <-said:
+				if !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("%v, want that the time is over", err)
+				}
+			case <-time.After(keeperReadPatience + waitLimit):
+				t.Error("still waits for the keeper to read")
+			}
+			mustDo(t, k.Close())
+		})
+	}
+}
+
 // queueOf binds a queue, and a rule would find room in it.
 func queueOf(t *testing.T, ns *NetNS, number uint16) *Queue {
 	t.Helper()

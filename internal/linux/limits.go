@@ -151,6 +151,9 @@ const (
 	// keeperInterval is the time between two looks of the keeper at the queues, and so how
 	// exactly it knows for how long a packet has waited.
 	keeperInterval = 100 * time.Millisecond
+	// keeperReadPatience is how long a message may wait for room in the socket to the keeper, which has room for some hundred, and
+	// reads at least one in a keeperInterval. A keeper that was stopped alone reads none.
+	keeperReadPatience = 2 * time.Second
 	// queueListBytes bounds what the keeper reads of a list of queues: a thousand lines, which the kernel makes in
 	// a millisecond or two. The kernel begins at the first queue again for each page of the list, so a list costs the square of
 	// its length. A pod's program that binds more queues than that loses what the keeper does for its own pod only.
