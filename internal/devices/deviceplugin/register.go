@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/smcr-io/kube-smcr/internal/files/watch"
 )
 
 // kubeletSocket is the name of kubelet's socket in the directory of device plugins.
@@ -64,7 +66,7 @@ func (r *resource) pause(ctx context.Context, events <-chan fsnotify.Event, d ti
 		case <-ctx.Done():
 			return
 		case e := <-events:
-			if filepath.Base(e.Name) == kubeletSocket && e.Has(fsnotify.Create) {
+			if e.Name == "" || filepath.Base(e.Name) == kubeletSocket && e.Has(fsnotify.Create) {
 				return
 			}
 		}
@@ -72,42 +74,13 @@ func (r *resource) pause(ctx context.Context, events <-chan fsnotify.Event, d ti
 }
 
 // watchDir tells of changes in kubelet's directory. If the directory cannot be watched,
-// events is nil, and the caller checks from time to time.
+// there are no events, and the caller checks from time to time.
 func (r *resource) watchDir() (events <-chan fsnotify.Event, stop func()) {
-	w, err := fsnotify.NewWatcher()
-	if err == nil {
-		if err = w.Add(r.cfg.Dir); err != nil {
-			_ = w.Close()
-		}
-	}
+	events, stop, err := watch.Dirs(r.cfg.Dir)
 	if err != nil {
 		r.cfg.Log.Debug("kubelet's directory is looked at from time to time only", "err", err)
-		return nil, func() {}
 	}
-	out, done := make(chan fsnotify.Event, 16), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case e, ok := <-w.Events:
-				if !ok {
-					return
-				}
-				select {
-				case out <- e:
-				default: // an event is waiting already; its receiver checks all files
-				}
-			case _, ok := <-w.Errors: // events were lost
-				if !ok {
-					return
-				}
-			}
-		}
-	}()
-	return out, func() {
-		_ = w.Close()
-		<-done
-	}
+	return events, stop
 }
 
 // session is one registration. It returns why the registration ended. lasted says that

@@ -14,6 +14,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/devices/claims"
+	"github.com/smcr-io/kube-smcr/internal/files/watch"
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
@@ -38,7 +39,7 @@ func NewAssigned(dataDir string, log *slog.Logger) *Assigned {
 
 // Run reads the records again whenever they change, until ctx ends.
 func (a *Assigned) Run(ctx context.Context) {
-	events, stop := watch(a.log, a.store)
+	events, stop := watchAll(a.log, a.store)
 	defer stop()
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
@@ -59,19 +60,19 @@ type directory interface {
 	Dir() string
 }
 
-// watch tells of changes in directories until stop is called.
-func watch(log *slog.Logger, dirs ...directory) (events <-chan fsnotify.Event, stop func()) {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		log.Warn("records are not watched, but read every few seconds", "err", err)
-		return nil, func() {}
-	}
+// watchAll tells of changes in directories until stop is called.
+func watchAll(log *slog.Logger, dirs ...directory) (events <-chan fsnotify.Event, stop func()) {
+	var errs []error
+	paths := make([]string, 0, len(dirs))
 	for _, d := range dirs {
-		if err := errors.Join(d.MakeDir(), w.Add(d.Dir())); err != nil {
-			log.Warn("records are not watched, but read every few seconds", "err", err)
-		}
+		errs = append(errs, d.MakeDir())
+		paths = append(paths, d.Dir())
 	}
-	return w.Events, func() { _ = w.Close() } // nothing was written
+	events, stop, err := watch.Dirs(paths...)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		log.Warn("records are not watched, but read every few seconds", "err", err)
+	}
+	return events, stop
 }
 
 // look reads the records.

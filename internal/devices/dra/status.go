@@ -41,7 +41,7 @@ type reporter struct {
 // of its claim is not up to date.
 func (r *reporter) run(ctx context.Context) {
 	attachments := cni.NewStore(r.d.cfg.DataDir)
-	events, stop := watch(r.d.cfg.Log, r.d.store, attachments)
+	events, stop := watchAll(r.d.cfg.Log, r.d.store, attachments)
 	defer stop()
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
