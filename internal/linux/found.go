@@ -52,9 +52,17 @@ const (
 	// What comes from outside of the pod has no mark.
 	fwmarkReflect4 sysctl = 4
 	fwmarkReflect6 sysctl = 5
+	// closeWaitTimeout is for how many seconds connection tracking remembers a connection that one end has half-closed, without
+	// a packet of it. It is set to more than the two minutes between TCP's probes of a closed window, as otherwise, after a minute:
+	//
+	//	application:40000 -> 10.0.0.2:80, diverted  half-closed; it reads nothing for a while, so that its window is closed
+	//	127.0.0.1:15001 -> application:40000        the agent's next probe: no longer 10.0.0.2:80, so that it is reset
+	//
+	// It is hidden where closeTimeout is.
+	closeWaitTimeout sysctl = 6
 )
 
-var sysctls = [...]sysctl{fwmarkAccept, closeTimeout, looseTracking, fwmarkReflect4, fwmarkReflect6}
+var sysctls = [...]sysctl{fwmarkAccept, closeTimeout, looseTracking, fwmarkReflect4, fwmarkReflect6, closeWaitTimeout}
 
 // path is the name below /proc/sys.
 func (s sysctl) path() string {
@@ -65,6 +73,8 @@ func (s sysctl) path() string {
 		return "net/netfilter/nf_conntrack_tcp_timeout_close"
 	case looseTracking:
 		return "net/netfilter/nf_conntrack_tcp_loose"
+	case closeWaitTimeout:
+		return "net/netfilter/nf_conntrack_tcp_timeout_close_wait"
 	case fwmarkReflect4:
 		return "net/ipv4/fwmark_reflect"
 	case fwmarkReflect6:
@@ -86,6 +96,8 @@ func (s sysctl) values() (ours, usual uint32) {
 		return 0, 10
 	case looseTracking:
 		return 0, 1
+	case closeWaitTimeout:
+		return 3600, 60
 	}
 	return 0, 0
 }

@@ -45,10 +45,10 @@ func TestSysctls_goBack(t *testing.T) {
 			r := install(t, ns, testConfig(f))
 			mustDo(t, r.Update(untracked))
 			mustDo(t, r.Remove())
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"the agent dies", func(t *testing.T, ns *NetNS) {
 			mustDo(t, install(t, ns, untracked).Close())
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"it dies before there is more than the record", func(t *testing.T, ns *NetNS) {
 			r := &Redirect{ns: ns, cfg: untracked}
 			steps := r.installSteps()
@@ -62,18 +62,18 @@ func TestSysctls_goBack(t *testing.T) {
 			mustDo(t, u.Run(steps...))
 			u.Keep()
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"another agent takes over, and dies", func(t *testing.T, ns *NetNS) {
 			for range 3 {
 				mustDo(t, install(t, ns, untracked).Close())
 			}
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"somebody deletes the table, and the agent repairs it", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			mustDo(t, dropTable(r.conn))
 			mustDo(t, r.Update(untracked))
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"tracked again", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			if v := sysctlNow(t, ns, looseTracking); v != 0 {
@@ -84,12 +84,12 @@ func TestSysctls_goBack(t *testing.T) {
 				t.Errorf("%v is %d, want 1", looseTracking, v)
 			}
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"set by somebody else", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			giveSysctl(t, ns, closeTimeout.path(), "33")
 			mustDo(t, r.Close())
-		}, map[sysctl]uint32{closeTimeout: 33, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 33, looseTracking: 1, closeWaitTimeout: 60}},
 		{"a smaller record of an earlier version", func(t *testing.T, ns *NetNS) {
 			conn, err := openNFT(ns)
 			mustDo(t, err)
@@ -100,17 +100,18 @@ func TestSysctls_goBack(t *testing.T) {
 			mustDo(t, errors.Join(conn.Flush(), conn.CloseLasting()))
 			giveSysctl(t, ns, closeTimeout.path(), "0")
 			mustDo(t, install(t, ns, untracked).Close())
-		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"an agent without a record", func(t *testing.T, ns *NetNS) {
 			mustDo(t, install(t, ns, testConfig(f)).Close())
 			conn, err := openNFT(ns)
 			mustDo(t, err)
-			giveSysctl(t, ns, fwmarkReflect4.path(), "0") // such an agent leaves both alone
+			giveSysctl(t, ns, fwmarkReflect4.path(), "0") // such an agent leaves these alone
 			giveSysctl(t, ns, fwmarkReflect6.path(), "0")
+			giveSysctl(t, ns, closeWaitTimeout.path(), "60")
 			conn.DelSet(foundSet(kubeTable()))
 			mustDo(t, errors.Join(conn.Flush(), conn.CloseLasting()))
 			mustDo(t, install(t, ns, testConfig(f)).Close())
-		}, map[sysctl]uint32{closeTimeout: 10, looseTracking: 1}},
+		}, map[sysctl]uint32{closeTimeout: 10, looseTracking: 1, closeWaitTimeout: 60}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ns := newNS(t)
@@ -266,7 +267,7 @@ func TestFoundElements(t *testing.T) {
 	for _, e := range foundElements(found) {
 		got = append(got, binary.NativeEndian.Uint32(e.Key))
 	}
-	if diff := cmp.Diff([]uint32{1, 3, 181, 182, 183, 184, 185, 186, 187, 188}, got); diff != "" {
+	if diff := cmp.Diff([]uint32{1, 3, 177, 178, 179, 180, 181, 182, 183, 184, 185, 186}, got); diff != "" {
 		t.Errorf("sysctls (-want +got):\n%s", diff)
 	}
 }

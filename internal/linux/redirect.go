@@ -86,8 +86,9 @@ func (r *Redirect) installSteps() []undo.Step {
 			err := r.refuseOrDrop(func() error { return r.replaceLocked(r.cfg) }, ProbeReject)
 			return explain(err)
 		}},
-		// The variable exists once the table has made the kernel load connection tracking.
-		r.takeStep(closeTimeout, false))
+		// The variables exist once the table has made the kernel load connection tracking.
+		r.takeStep(closeTimeout, false),
+		r.takeStep(closeWaitTimeout, false))
 }
 
 // refuseOrDrop tries to make the table. If the kernel cannot refuse connections, it tries

@@ -82,6 +82,35 @@ func TestOriginalDst_direct(t *testing.T) {
 	}
 }
 
+// TestRedirect_halfClosedAndStalled: a connection that its application has half-closed survives that the application reads nothing for
+// longer than connection tracking remembers such connections.
+func TestRedirect_halfClosedAndStalled(t *testing.T) {
+	f := families[0]
+	pod, _ := newPair(t)
+	giveSysctl(t, pod, "net/netfilter/nf_conntrack_tcp_timeout_close_wait", "1")
+	agent := listen(t, pod, marked, f.loopback, testOutPort)
+	install(t, pod, testConfig(f))
+	app := mustDial(t, pod, nil, netip.AddrPortFrom(f.peer, 9))
+	conn := mustAccept(t, agent)
+	mustDo(t, app.CloseWrite())
+	if _, err := io.ReadAll(conn); err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	mustDo(t, conn.SetWriteDeadline(time.Now().Add(5*time.Second))) // until the probes of the closed window are more than a second apart
+	for {
+		n, err := conn.Write(make([]byte, 1<<20))
+		if sent += n; err != nil {
+			break
+		}
+	}
+	mustDo(t, conn.CloseWrite())
+	mustDo(t, app.SetDeadline(time.Now().Add(waitLimit)))
+	if n, err := io.Copy(io.Discard, app); int(n) != sent || err != nil {
+		t.Errorf("got %d of %d bytes, %v", n, sent, err)
+	}
+}
+
 func TestTransparentDst(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
