@@ -107,8 +107,11 @@ func (n *NetNS) tupleState(local, remote netip.AddrPort, iface int) (state byte,
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.diag == 0 {
-		err := n.Do(func() (err error) {
-			k.diag, err = openDiag()
+		err := n.Do(func() error {
+			fd, err := openDiag()
+			if err == nil { // else the next question tries again
+				k.diag = fd
+			}
 			return err
 		})
 		if err != nil {

@@ -3,6 +3,7 @@
 package linux
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -97,6 +98,27 @@ func TestStock_tupleFree(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A process that is out of descriptors cannot ask. That is no answer, and once it has some again, it asks.
+func TestStock_noDescriptor(t *testing.T) {
+	pod, peer := newPair(t)
+	app := listen(t, pod, nil, families[0].pod, 0)
+	dst := netip.MustParseAddrPort(app.Addr().String())
+	taken := netip.MustParseAddrPort(mustDial(t, peer, nil, dst).LocalAddr().String())
+	mustAccept(t, app)
+	var limit unix.Rlimit
+	mustDo(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	mustDo(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max})) // those that are open stay
+	state, err := pod.tupleState(dst, taken, 0)
+	mustDo(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("without a descriptor: state %d, %v, want %v", state, err, unix.EMFILE)
+	}
+	const established = 1
+	if state, err := pod.tupleState(dst, taken, 0); err != nil || state != established {
+		t.Errorf("with descriptors again: state %d, %v, want %d", state, err, established)
 	}
 }
 
