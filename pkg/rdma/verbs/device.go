@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -34,6 +35,7 @@ type Device struct {
 
 	handle ibvContext // for queries and the port's events; owned by watch while it runs, nil after lost
 	node   os.FileInfo
+	stat   func() (os.FileInfo, error) // of what is at node's path by now
 	async  *waiter
 	wg     sync.WaitGroup
 
@@ -157,7 +159,14 @@ func (d *Device) setUp(cfg Config) error {
 			d.attr.GIDTypes = append(d.attr.GIDTypes, g.Type)
 		}
 	}
-	if d.node, err = os.Stat(nodePath(d.handle)); err != nil {
+	return d.setUpWatch()
+}
+
+// setUpWatch makes what watch needs.
+func (d *Device) setUpWatch() (err error) {
+	path := nodePath(d.handle)
+	d.stat = func() (os.FileInfo, error) { return os.Stat(path) }
+	if d.node, err = d.stat(); err != nil {
 		return fmt.Errorf("look at the device's node: %w", err)
 	}
 	d.async, err = newWaiter(ibvAsyncFD(d.handle), d.name)
@@ -392,10 +401,14 @@ func (d *Device) watch() {
 	}
 }
 
-// there reports whether the device is the one that was opened.
+// there reports whether the device is the one that was opened. A look that fails for another reason, as for lack
+// of memory, says nothing of the device.
 func (d *Device) there() bool {
-	now, err := os.Stat(nodePath(d.handle))
-	return err == nil && os.SameFile(now, d.node)
+	now, err := d.stat()
+	if err != nil {
+		return !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.ENODEV)
+	}
+	return os.SameFile(now, d.node)
 }
 
 // lost ends everything of a device that is gone, so that its driver, which may

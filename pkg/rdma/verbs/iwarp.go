@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -84,11 +83,7 @@ func (w *IWARP) setUp() error {
 		RDMARead: d.limits.readsServed > 0 && d.limits.readsStarted > 0, MaxReadsServed: d.limits.readsServed, MaxReadsAsked: d.limits.readsStarted,
 		Stream: true, PartialWrites: true,
 	}
-	if d.node, err = os.Stat(nodePath(d.handle)); err != nil {
-		return fmt.Errorf("look at the device's node: %w", err)
-	}
-	d.async, err = newWaiter(ibvAsyncFD(d.handle), d.name)
-	return err
+	return d.setUpWatch()
 }
 
 // Close ends the device with all its contexts, connections and listeners, and waits for its goroutines. An attempt to connect that the

@@ -6,8 +6,11 @@ package verbs
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
@@ -53,6 +56,45 @@ func TestDevice_store(t *testing.T) {
 			if up := first.GID == d.gid.GID && d.link != 0 && c.links[first.NetDev] == d.link; d.Port().State != c.want || up != (c.want == rdma.PortActive) {
 				t.Errorf("%s: %v, and first of the table %v of %q", c.name, d.Port().State, first.GID.Addr(), first.NetDev)
 			}
+		}
+	}
+}
+
+// A device is gone when its node is, or another device has it. A look that memory or descriptors are short for does not end what
+// runs on the device.
+func TestDevice_there(t *testing.T) {
+	dir := t.TempDir()
+	node, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.Stat(filepath.Dir(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		now  os.FileInfo
+		err  error
+		want bool
+	}{
+		{"there", node, nil, true},
+		{"another one", other, nil, false},
+		{"removed", nil, syscall.ENOENT, false},
+		{"its directory removed", nil, syscall.ENOTDIR, false},
+		{"without a driver", nil, syscall.ENODEV, false},
+		{"out of memory", nil, syscall.ENOMEM, true},
+		{"out of files", nil, syscall.ENFILE, true},
+		{"interrupted", nil, syscall.EINTR, true},
+	} {
+		d := &Device{node: node, stat: func() (os.FileInfo, error) {
+			if c.err != nil {
+				return nil, &os.PathError{Op: "stat", Path: "uverbs0", Err: c.err}
+			}
+			return c.now, nil
+		}}
+		if got := d.there(); got != c.want {
+			t.Errorf("%s: %t", c.name, got)
 		}
 	}
 }
