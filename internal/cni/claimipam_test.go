@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -291,11 +292,31 @@ func TestClaimed_names(t *testing.T) {
 	}))
 	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
 	var got []string
-	for _, r := range p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{UID: "u1"}}) {
+	requests, err := p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{UID: "u1"}})
+	must(t, err)
+	for _, r := range requests {
 		got = append(got, r.device+" "+r.ifName)
 	}
 	if diff := cmp.Diff([]string{"a smcr1", "b smcr0", "c smcr2", "d smcr4", "e smcr3"}, got); diff != "" {
 		t.Errorf("interfaces (-want +got):\n%s", diff)
+	}
+}
+
+// A pod does not start without the devices that it claimed because the records of claims could not be read: its ADD is tried again.
+func TestClaimed_unread(t *testing.T) {
+	data := t.TempDir()
+	must(t, claims.NewStore(data).Write(claims.Claim{
+		Namespace: "shop", Name: "nics", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}}, Devices: []claims.Device{{ID: "a"}},
+	}))
+	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
+	var limit syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1, Max: limit.Max})) // those that are open stay
+	got, err := p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{UID: "u1"}})
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater || !strings.Contains(e.Details, "too many open files") || len(got) > 0 {
+		t.Errorf("%+v, error %v, want code %d", got, err, types.ErrTryAgainLater)
 	}
 }
 

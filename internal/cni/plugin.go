@@ -84,7 +84,11 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 	if a.Devices, err = p.chainedDevice(c); err != nil {
 		return err
 	}
-	if requests := p.claimed(c, a); len(requests) > 0 {
+	requests, err := p.claimed(c, a)
+	if err != nil {
+		return err
+	}
+	if len(requests) > 0 {
 		return p.wire(c, a, args, requests...)
 	}
 	if err := c.isNew(args); err != nil {
@@ -372,7 +376,11 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 		}
 	}
 	pod, _ := parsePod(args.Args) // ADD has refused such arguments
-	for _, r := range p.claimed(c, Attachment{ContainerID: args.ContainerID, IfName: args.IfName, Pod: pod}) {
+	requests, err := p.claimed(c, Attachment{ContainerID: args.ContainerID, IfName: args.IfName, Pod: pod})
+	if err != nil {
+		p.tell("DEL goes on without the pod's claims: %v", err)
+	}
+	for _, r := range requests {
 		if !slices.Contains(names, r.ifName) {
 			names = append(names, r.ifName)
 		}

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/utils"
@@ -274,18 +273,13 @@ func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 		case rerr == nil:
 			as = append(as, a)
 		case errors.Is(rerr, fs.ErrNotExist): // deleted in the meantime
-		case isShortage(rerr):
+		case records.IsShortage(rerr):
 			return as, junk, fmt.Errorf("list attachments: %w", rerr)
 		case errors.As(rerr, &je):
 			junk = append(junk, je)
 		}
 	}
 	return as, junk, err
-}
-
-// isShortage reports whether an error is about what the process, or the machine, is short of.
-func isShortage(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
 }
 
 // CollectGarbage removes the records of a network whose key is not valid, and

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -343,18 +342,5 @@ func TestReadAnswer(t *testing.T) {
 				t.Errorf("error %q, want %q", got, c.want)
 			}
 		})
-	}
-}
-
-// TestStore_shortage: a record that cannot be read because descriptors or memory are short is no file to be ignored, as
-// one is that is no record: its pod would be taken for one that is gone.
-func TestStore_shortage(t *testing.T) {
-	for err, want := range map[error]bool{
-		syscall.EMFILE: true, syscall.ENFILE: true, syscall.ENOMEM: true,
-		syscall.EACCES: false, syscall.ELOOP: false, syscall.EIO: false, errors.New("is not a regular file"): false,
-	} {
-		if got := isShortage(&JunkError{Name: "a", Err: &fs.PathError{Op: "open", Path: "a", Err: err}}); got != want {
-			t.Errorf("%v: %t", err, got)
-		}
 	}
 }

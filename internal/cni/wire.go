@@ -68,12 +68,16 @@ const podInterface = "eth0"
 
 // claimed are the devices that the pod claimed. They become further interfaces beside that of the pod's
 // first attachment, with the addresses of that network, although Multus calls the plugins of others before. Left out are devices
-// that pods share, which get no interface, and devices that another attachment of the pod has.
-func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
+// that pods share, which get no interface, and devices that another attachment of the pod has. The error says that
+// it cannot be known now what the pod claimed.
+func (p Plugin) claimed(c NetConf, a Attachment) ([]ifRequest, error) {
 	if a.Pod.UID == "" || a.IfName != podInterface {
-		return nil // outside Kubernetes, or a further network of the pod
+		return nil, nil // outside Kubernetes, or a further network of the pod
 	}
 	devices, err := claims.NewStore(c.DataDir).OfPod(a.Pod.UID)
+	if errors.Is(err, claims.ErrUnread) {
+		return nil, types.NewError(types.ErrTryAgainLater, "it is not known which devices the pod claimed", err.Error())
+	}
 	if err != nil { // some records could not be read; they may be of other pods
 		p.tell("some claims are left out: %v", err)
 	}
@@ -93,7 +97,7 @@ func (p Plugin) claimed(c NetConf, a Attachment) []ifRequest {
 		}
 		out = append(out, ifRequest{device: d.ID, ifName: name})
 	}
-	return out
+	return out, nil
 }
 
 // wire makes interfaces, writes the record, tells the agent, and prints the result. After

@@ -26,6 +26,12 @@ type Dir struct {
 	MaxBytes, MaxFiles int
 }
 
+// IsShortage reports whether an error is about what the process, or the machine, is short of. A record that was not read
+// for it says nothing of what it is about.
+func IsShortage(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+}
+
 // tempPattern is the pattern of the names of temporary files.
 const tempPattern = ".tmp-*"
 

@@ -97,6 +97,19 @@ func TestDir_Read(t *testing.T) {
 	}
 }
 
+// TestIsShortage: a record that cannot be read because descriptors or memory are short is no file to be ignored, as
+// one is that is no record: its pod would be taken for one that is gone.
+func TestIsShortage(t *testing.T) {
+	for err, want := range map[error]bool{
+		syscall.EMFILE: true, syscall.ENFILE: true, syscall.ENOMEM: true,
+		syscall.EACCES: false, syscall.ELOOP: false, syscall.EIO: false, errors.New("is not a regular file"): false,
+	} {
+		if got := IsShortage(errors.Join(fs.ErrInvalid, &fs.PathError{Op: "open", Path: "a", Err: err})); got != want {
+			t.Errorf("%v: %t", err, got)
+		}
+	}
+}
+
 // TestDir_writeTooLong: what could not be read is not written, and the record before stays.
 func TestDir_writeTooLong(t *testing.T) {
 	d := newDir(filepath.Join(t.TempDir(), "records"))

@@ -69,6 +69,10 @@ func (c Claim) Own() (n int) {
 // ErrNoClaim is the error of [Store.Get] for a claim that is not prepared.
 var ErrNoClaim = errors.New("claim is not prepared")
 
+// ErrUnread is the error of [Store.List] and [Store.OfPod] when the directory cannot be read, or a record for want of descriptors
+// or memory: what is not in the list may be there all the same.
+var ErrUnread = errors.New("claims cannot be read now")
+
 // Parse reads a file.
 func Parse(b []byte) (Claim, error) {
 	var c Claim
@@ -110,12 +114,13 @@ func validUID(uid string) bool {
 // Store is a directory of claims. It has no state of its own: several processes
 // may use the same directory.
 type Store struct {
-	dir records.Dir
+	dir   records.Dir
+	fault func(name string) error // of reading a file, in tests; nil: none
 }
 
 // NewStore returns the store of a data directory. The directory need not exist.
 func NewStore(dataDir string) Store {
-	return Store{records.Dir{Path: filepath.Join(dataDir, "claims"), MaxBytes: maxFileBytes, MaxFiles: maxClaims}}
+	return Store{dir: records.Dir{Path: filepath.Join(dataDir, "claims"), MaxBytes: maxFileBytes, MaxFiles: maxClaims}}
 }
 
 // Dir is the directory of the files, for those who watch it. A file appears by a rename and
@@ -170,6 +175,9 @@ func (s Store) Get(uid string) (Claim, error) {
 
 func (s Store) read(name string) (Claim, error) {
 	b, err := s.dir.Read(name)
+	if s.fault != nil {
+		err = errors.Join(err, s.fault(name))
+	}
 	if err != nil {
 		return Claim{}, fmt.Errorf("read claim %s: %w", filepath.Join(s.Dir(), name), err)
 	}
@@ -184,11 +192,14 @@ func (s Store) read(name string) (Claim, error) {
 }
 
 // List returns all claims in the order of their UIDs. If files cannot be read, it returns
-// the other claims and an error. A missing directory counts as empty.
+// the other claims and an error, which is [ErrUnread] if they may be good ones. A missing directory counts as empty.
 func (s Store) List() ([]Claim, error) {
 	names, err := s.dir.Names()
 	var errs []error
-	if err != nil {
+	switch {
+	case err != nil && names == nil:
+		return nil, fmt.Errorf("%w: %w", ErrUnread, err)
+	case err != nil: // there are too many
 		errs = append(errs, fmt.Errorf("list claims: %w", err))
 	}
 	var out []Claim
@@ -197,6 +208,8 @@ func (s Store) List() ([]Claim, error) {
 		switch {
 		case err == nil:
 			out = append(out, c)
+		case records.IsShortage(err):
+			return out, fmt.Errorf("%w: %w", ErrUnread, err)
 		case !errors.Is(err, fs.ErrNotExist): // removed in the meantime
 			errs = append(errs, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -130,6 +131,35 @@ func TestStore_junk(t *testing.T) {
 				t.Errorf("the good claim (-want +got)\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestStore_unread: a claim that could not be read is not one that is over.
+func TestStore_unread(t *testing.T) {
+	s := NewStore(t.TempDir())
+	for _, c := range []Claim{first, second} {
+		if err := s.Write(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for err, want := range map[error]bool{syscall.EMFILE: true, syscall.ENFILE: true, syscall.ENOMEM: true, syscall.EIO: false, errors.New("junk"): false} {
+		s.fault = func(name string) error {
+			if name == second.UID+suffix {
+				return &os.PathError{Op: "open", Path: name, Err: err}
+			}
+			return nil
+		}
+		got, lerr := s.List()
+		if !errors.Is(lerr, err) || errors.Is(lerr, ErrUnread) != want || len(got) != 1 || got[0].UID != first.UID {
+			t.Errorf("%v: %v, %v", err, got, lerr)
+		}
+	}
+	s.fault = nil
+	if err := errors.Join(s.RemoveAll(), os.WriteFile(s.Dir(), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.OfPod("pod-1"); !errors.Is(err, ErrUnread) || len(got) > 0 {
+		t.Errorf("without a directory that can be read: %v, %v", got, err)
 	}
 }
 

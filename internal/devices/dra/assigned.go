@@ -75,19 +75,26 @@ func watchAll(log *slog.Logger, dirs ...directory) (events <-chan fsnotify.Event
 	return events, stop
 }
 
-// look reads the records.
+// look reads the records. While they cannot be read all claims are as they were.
 func (a *Assigned) look() {
 	all, err := a.store.List()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	text := ""
+	text, unread := "", errors.Is(err, claims.ErrUnread)
 	if err != nil {
 		text = err.Error()
 	}
-	if text != "" && text != a.said {
+	switch {
+	case text == "" || text == a.said:
+	case unread:
+		a.log.Warn("records of claims cannot be read; pods have the devices that they had", "err", err)
+	default:
 		a.log.Warn("records of claims cannot be read; pods whose claims they are have no devices to the agent", "err", err)
 	}
 	a.said = text
+	if unread {
+		return
+	}
 	slices.SortStableFunc(all, func(x, y claims.Claim) int { return x.Prepared.Compare(y.Prepared) })
 	same := slices.EqualFunc(all, a.claims, func(x, y claims.Claim) bool {
 		return x.UID == y.UID && slices.Equal(x.Pods, y.Pods) && slices.Equal(x.Devices, y.Devices)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -219,6 +220,12 @@ func TestPrepare(t *testing.T) {
 		{name: "as many as a pod may have", devices: []string{function, "soft0"}, want: []string{"0000:41:10.0=", "soft0="}, change: func(b *bench, _ *resourceapi.ResourceClaim) {
 			hasDevices(b, "pod-1", claims.MaxDevices-1, 5)
 			hasDevices(b, "pod-2", 5, 0)
+		}},
+		{name: "records cannot be read", devices: []string{function}, err: "not known whether another claim has device 0000:41:10.0", change: func(b *bench, _ *resourceapi.ResourceClaim) {
+			dir := b.driver("").store.Dir()
+			if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o700), os.WriteFile(dir, nil, 0o600)); err != nil {
+				b.Fatal(err)
+			}
 		}},
 		{name: "disk is full", devices: []string{"soft0"}, err: "write claim ns/web: mkdir", change: func(b *bench, _ *resourceapi.ResourceClaim) {
 			if err := os.WriteFile(filepath.Join(b.dir, "run"), nil, 0o600); err != nil {
@@ -606,6 +613,43 @@ func TestAssigned(t *testing.T) {
 	told()
 	if again := NewAssigned(dir, slog.New(slog.DiscardHandler)); again.Claimed("pod-1") {
 		t.Error("a new agent sees claims that are over")
+	}
+}
+
+// TestAssigned_unread: while the records cannot be read for want of descriptors, pods have the devices that they had.
+func TestAssigned_unread(t *testing.T) {
+	dir := t.TempDir()
+	c := claims.Claim{
+		Namespace: "ns", Name: "a", UID: "a", Pods: []records.Pod{{Namespace: "ns", Name: "web", UID: "pod-1"}}, Devices: []claims.Device{{ID: "soft1"}},
+	}
+	store := claims.NewStore(dir)
+	if err := store.Write(c); err != nil {
+		t.Fatal(err)
+	}
+	a := NewAssigned(dir, slog.New(slog.DiscardHandler))
+	<-a.Changed()
+	var limit syscall.Rlimit
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+	if err == nil {
+		err = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1, Max: limit.Max}) // those that are open stay
+	}
+	a.look()
+	if err := errors.Join(err, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"soft1"}, a.Devices(config.PodName{Namespace: "ns", Name: "web"})); diff != "" || !a.Claimed("pod-1") {
+		t.Errorf("claimed: %t, devices (-want +got)\n%s", a.Claimed("pod-1"), diff)
+	}
+	select {
+	case <-a.Changed():
+		t.Error("there was a change")
+	default:
+	}
+	if err := store.Delete("a"); err != nil {
+		t.Fatal(err)
+	}
+	if a.look(); a.Claimed("pod-1") {
+		t.Error("a claim that is over is still there")
 	}
 }
 

@@ -185,6 +185,9 @@ func (d *Driver) exclusive(ctx context.Context, late <-chan struct{}, c *resourc
 		return err
 	}
 	others, err := d.store.List()
+	if errors.Is(err, claims.ErrUnread) {
+		return fmt.Errorf("it is not known whether another claim has device %s: %w: kubelet tries again", id, err)
+	}
 	if err != nil {
 		d.cfg.Log.Warn("not all records of claims can be read", "err", err)
 	}
