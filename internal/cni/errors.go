@@ -13,6 +13,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // Error codes of this plugin. CNI leaves the numbers from 100 on to plugins.
@@ -92,6 +93,8 @@ func deviceError(id string, err error) *types.Error {
 		code, remedy = CodeSetting, "take the setting out of the network, or of its requiredSettings, or use another NIC"
 	case errors.Is(err, linux.ErrGone):
 		code, remedy = types.ErrUnknownContainer, "the pod ended meanwhile"
+	case records.IsShortage(err):
+		code, remedy = types.ErrTryAgainLater, "the node is short of file descriptors or memory"
 	case errors.Is(err, context.DeadlineExceeded):
 		code, remedy = types.ErrTryAgainLater, "another plugin works on the device, or the kernel is slow"
 	}

@@ -293,6 +293,7 @@ func TestWire_badInput(t *testing.T) {
 		{name: "name in use", conf: `"deviceID":"0000:41:10.0"`, code: CodeInterface, texts: []string{"name", "choose another"}, change: attachFails(vf.ErrNameTaken)},
 		{name: "setting", conf: `"deviceID":"0000:41:10.0"`, code: CodeSetting, texts: []string{"requiredSettings"}, change: attachFails(vf.ErrSetting)},
 		{name: "pod gone", conf: `"deviceID":"0000:41:10.0"`, code: types.ErrUnknownContainer, texts: []string{"ended"}, change: attachFails(linux.ErrGone)},
+		{name: "descriptors are short", conf: `"deviceID":"0000:41:10.0"`, code: types.ErrTryAgainLater, texts: []string{"short of"}, change: attachFails(unix.ENFILE)},
 		{name: "kernel hangs", conf: `"deviceID":"0000:41:10.0"`, code: types.ErrTryAgainLater, change: attachFails(context.DeadlineExceeded)},
 		{name: "VF of another PF", conf: `"deviceID":"0000:41:10.0","pfNames":["ens7"]`, code: CodeDevice, texts: []string{"pfNames", `"ens1"`, "ens7"}},
 		{name: "shared device alone", conf: `"deviceID":"eth1/17"`, code: 7, texts: []string{"deviceID", "eth1", "macvlan"}},

@@ -103,6 +103,12 @@ func (h Host) readJournal(id string) (*journal, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read journal of device %s: %w", id, err)
 	}
+	if err == nil && h.hooks.read != nil {
+		err = h.hooks.read(id)
+	}
+	if records.IsShortage(err) {
+		return nil, fmt.Errorf("read journal of device %s: %w", id, err)
+	}
 	var j *journal
 	if err == nil {
 		j, err = parseJournal(b)
@@ -154,7 +160,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// journals reads all valid journals. It skips those that are not valid.
+// journals reads all valid journals. It skips those that are not valid, but fails if one cannot be read just now: its device
+// is not free.
 func (h Host) journals() (map[string]*journal, error) {
 	names, err := h.records().Names()
 	if err != nil {
@@ -166,8 +173,12 @@ func (h Host) journals() (map[string]*journal, error) {
 		if !ok || checkID(id) != nil {
 			continue
 		}
-		if j, err := h.readJournal(id); err == nil {
+		j, err := h.readJournal(id)
+		switch {
+		case err == nil:
 			out[id] = j
+		case records.IsShortage(err):
+			return nil, fmt.Errorf("list journals: %w", err)
 		}
 	}
 	return out, nil

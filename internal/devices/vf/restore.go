@@ -17,6 +17,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/files"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // Detach brings a device back to its original state. It may be called again, and for an
@@ -207,11 +208,11 @@ func (h Host) takeBackLeftover(ctx context.Context, id string, next Owner) error
 	return nil
 }
 
-// alive tells whether the owner's network namespace still exists at its path.
+// alive tells whether the owner's network namespace still exists at its path. One that cannot be opened just now may exist.
 func alive(o Owner) bool {
 	ns, err := linux.OpenNetNS(o.NetNS)
 	if err != nil {
-		return false
+		return records.IsShortage(err)
 	}
 	defer func() { _ = ns.Close() }() // closes descriptors
 	return ns.ID() == o.NetNSID
