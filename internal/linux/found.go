@@ -308,7 +308,7 @@ func restoreAll(ns *NetNS, found map[sysctl]uint32) error {
 }
 
 // isThere tells whether an agent's table or rule is in ns.
-func isThere(ns *NetNS, conn *nftables.Conn) (bool, error) {
+func isThere(ns *NetNS, conn *nftConn) (bool, error) {
 	if there, err := hasTable(conn); err != nil || there {
 		return there, err
 	}
@@ -317,7 +317,7 @@ func isThere(ns *NetNS, conn *nftables.Conn) (bool, error) {
 
 // hasTable tells whether the table is there. It does not list all tables: a program in the
 // pod may have made very many.
-func hasTable(conn *nftables.Conn) (bool, error) {
+func hasTable(conn *nftConn) (bool, error) {
 	_, err := conn.ListTableOfFamily(tableName, nftables.TableFamilyINet)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil

@@ -13,8 +13,6 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
-	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -68,7 +66,7 @@ const (
 // library's counter is shared by all connections without a lock. The numbers only need to
 // differ within one transaction.
 type ruleset struct {
-	conn   *nftables.Conn
+	conn   *nftConn
 	table  *nftables.Table
 	nextID uint32
 	rules  []*nftables.Rule
@@ -81,7 +79,7 @@ func kubeTable() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: tableName}
 }
 
-func newRuleset(conn *nftables.Conn) *ruleset { return &ruleset{conn: conn, table: kubeTable()} }
+func newRuleset(conn *nftConn) *ruleset { return &ruleset{conn: conn, table: kubeTable()} }
 
 // Sets that are changed on their own, outside a replacement of the table.
 // Concatenated types are padded to four bytes each.
@@ -672,38 +670,6 @@ func ifname(name string) []byte {
 	b := make([]byte, unix.IFNAMSIZ)
 	copy(b, name)
 	return b
-}
-
-// openNFT opens a netlink socket in ns. It stays open, so that a renewal takes one request
-// and does not enter the namespace.
-func openNFT(ns *NetNS) (*nftables.Conn, error) {
-	var conn *nftables.Conn
-	err := ns.Do(func() (err error) {
-		conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(prepareNFT))
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("open nftables in %s: %w", ns, err)
-	}
-	return conn, nil
-}
-
-// prepareNFT gives the socket buffers for whole transactions, and a filter that drops the
-// echoes of rules. The library asks the kernel for these echoes and expects all of them in
-// one datagram, but the kernel may need several.
-func prepareNFT(c *netlink.Conn) error {
-	const typeOffset, newRule = 4, unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
-	filter, err := bpf.Assemble([]bpf.Instruction{
-		bpf.LoadAbsolute{Off: typeOffset, Size: 2},
-		// The type is in the machine's byte order, and the filter reads the network's.
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, newRule))), SkipTrue: 1},
-		bpf.RetConstant{Val: 1<<32 - 1},
-		bpf.RetConstant{Val: 0},
-	})
-	if err != nil {
-		return err
-	}
-	return errors.Join(c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes), c.SetBPF(filter))
 }
 
 // noTable makes ErrNoTable of the kernel's error for a missing table.

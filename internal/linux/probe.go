@@ -132,7 +132,7 @@ func ProbeTProxy() error {
 // probeTable makes a table in a namespace of its own.
 func probeTable(build func(*ruleset)) error {
 	return inScratch(func() error {
-		conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(prepareNFT))
+		conn, err := newNFT()
 		if err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ type Redirect struct {
 	ns *NetNS
 
 	mu     sync.Mutex // guards what is below, and makes each transaction whole
-	conn   *nftables.Conn
+	conn   *nftConn
 	cfg    RedirectConfig
 	bypass map[netip.AddrPort]time.Time // the negative cache, with the end of each entry; for Update
 	found  map[sysctl]uint32            // the values before we set them, see foundSet
@@ -304,7 +304,7 @@ func (r *Redirect) Remove() error {
 }
 
 // endDiversion empties the set "alive". It is no error if there is none.
-func endDiversion(conn *nftables.Conn) error {
+func endDiversion(conn *nftConn) error {
 	conn.FlushSet(aliveSet(kubeTable()))
 	if err := conn.Flush(); !errors.Is(err, unix.ENOENT) {
 		return err
@@ -341,7 +341,7 @@ func (r *Redirect) closeLocked() error {
 }
 
 // dropTable deletes the table. It is no error if there is none.
-func dropTable(conn *nftables.Conn) error {
+func dropTable(conn *nftConn) error {
 	rs := newRuleset(conn)
 	rs.dropTable()
 	return rs.commit()
@@ -376,7 +376,7 @@ func Sweep(ns *NetNS) error {
 	return nil
 }
 
-func sweep(ns *NetNS, conn *nftables.Conn) error {
+func sweep(ns *NetNS, conn *nftConn) error {
 	was, err := isThere(ns, conn)
 	if err != nil || !was {
 		return errors.Join(err, sweepRouting(ns)) // an interrupted Sweep may have left a route

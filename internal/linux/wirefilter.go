@@ -20,7 +20,7 @@ type WireFilter struct {
 	ns *NetNS
 
 	mu     sync.Mutex // guards what is below, and makes each transaction whole
-	conn   *nftables.Conn
+	conn   *nftConn
 	raw    *netlink.Conn // for requests that conn does not have: those with the handle of a table
 	lacks  error         // why the rules do not look up routes; nil: they do
 	drops  WireDrops     // the counters of tables that were replaced
