@@ -115,8 +115,10 @@ func carries(pod *corev1.Pod) bool { return runs(pod) && !pod.Spec.HostNetwork }
 
 // hasAddresses says whether the pod's programs may use its addresses, and so have connections. That is so during a pod's grace, too: kubelet
 // sets a final phase, or lets the object go, when the programs have ended. If the node is gone, the object stays, and nobody
-// else gets the addresses.
-func hasAddresses(pod *corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
+// else gets the addresses. A pod is Pending until its init containers have ended, which may connect, and its sidecars serve meanwhile.
+func hasAddresses(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodRunning || pod.Status.Phase == corev1.PodPending && len(pod.Status.PodIPs) > 0
+}
 
 // canBePeer says whether the pod's addresses are in use and stand for the pod alone.
 func canBePeer(pod *corev1.Pod) bool { return hasAddresses(pod) && !pod.Spec.HostNetwork }

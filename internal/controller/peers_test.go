@@ -37,6 +37,7 @@ func TestResolvePeers(t *testing.T) {
 	everything := &v1alpha1.LabelSelector{}
 	hostNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
 	terminating := func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }
+	pending := func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }
 	for _, tt := range []struct {
 		name      string
 		selectors []v1alpha1.PeerSelector
@@ -96,6 +97,27 @@ func TestResolvePeers(t *testing.T) {
 			pods:     []corev1.Pod{pod("shop", "a", "db", "10.0.0.1", labelled("version", "1"), terminating), pod("shop", "b", "db", "10.0.0.2", labelled("version", "2"))},
 			services: []corev1.Service{service("shop", "db", "10.96.0.1")},
 			want:     []string{"10.0.0.2"},
+		},
+		{
+			name: "a pod whose init containers run, and its Service", selectors: []v1alpha1.PeerSelector{{PodSelector: matching("app", "db")}},
+			pods:     []corev1.Pod{pod("shop", "a", "db", "10.0.0.1", pending)},
+			services: []corev1.Service{service("shop", "db", "10.96.0.1")},
+			want:     []string{"10.0.0.1", "10.96.0.1"},
+		},
+		{
+			name: "a Service of which the init containers of another pod run", selectors: []v1alpha1.PeerSelector{{PodSelector: matching("version", "2")}},
+			pods:     []corev1.Pod{pod("shop", "a", "db", "10.0.0.1", labelled("version", "1"), pending), pod("shop", "b", "db", "10.0.0.2", labelled("version", "2"))},
+			services: []corev1.Service{service("shop", "db", "10.96.0.1")},
+			want:     []string{"10.0.0.2"},
+		},
+		{
+			name: "pods that wait for a node or an image, of which one is in the host's network and has its address", selectors: []v1alpha1.PeerSelector{{PodSelector: everything}},
+			pods: []corev1.Pod{
+				pod("shop", "a", "db", "10.0.0.1"), pod("shop", "b", "db", "", pending, labelled("version", "1")),
+				pod("shop", "c", "web", "192.0.2.1", pending, hostNetwork), pod("shop", "d", "web", "10.0.0.2"),
+			},
+			services: []corev1.Service{service("shop", "db", "10.96.0.1"), service("shop", "web", "10.96.0.2")},
+			want:     []string{"10.0.0.1", "10.0.0.2", "10.96.0.1"},
 		},
 		{
 			name: "a Service with a pod in the host's network", selectors: []v1alpha1.PeerSelector{{PodSelector: everything}},
