@@ -120,7 +120,7 @@ type PodName struct {
 
 // PodConfig is what the objects of a cluster want for one opted-in pod.
 type PodConfig struct {
-	// UID tells the pod from an earlier one of the same name.
+	// UID tells the pod from an earlier one of the same name. It is that of [Verdict.NodeUID].
 	UID string
 	// Policies in the order of their rank: the first that selects a connection
 	// decides it.

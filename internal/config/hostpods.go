@@ -116,7 +116,7 @@ func notOnKernel(ps []Policy, word string) string {
 // Its own annotation alone opts it in: that of a namespace was meant for pods with a network of their own, and would
 // change what the node itself does. The agent cannot divert its connections, so it needs the kernel's datapath.
 func hostOptIn(pod PodObject, ps []Policy, cgroups map[string]int) Verdict {
-	v := Verdict{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, HostNetwork: true}
+	v := Verdict{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, NodeUID: pod.nodeUID(), HostNetwork: true}
 	if pod.Enabled != nil && *pod.Enabled != "true" {
 		o := optIn(pod, nil)
 		v.Because, v.BadAnnotation = o.Because, o.BadAnnotation

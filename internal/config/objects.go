@@ -48,11 +48,19 @@ type PodObject struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Enabled     *string           `json:"enabled,omitempty"` // annotation smcr.io/enabled
 	HostNetwork bool              `json:"hostNetwork,omitempty"`
-	// ConfigHash is the name that kubelet gives the cgroup of a static pod, in the place of the UID; "" of
-	// others.
+	// ConfigHash is what kubelet calls a static pod on the node, in the place of the UID: in the name of its
+	// cgroup, and to the runtime and the CNI plugins; "" of others.
 	ConfigHash string `json:"configHash,omitempty"`
 	// Claimed says that the pod has a device of the node through a ResourceClaim.
 	Claimed bool `json:"claimed,omitempty"`
+}
+
+// nodeUID is what attachments have as the UID of the pod. Those of pods in the node's network are made by the agent, of UID.
+func (p PodObject) nodeUID() string {
+	if p.HostNetwork || !validHash(p.ConfigHash) {
+		return p.UID
+	}
+	return p.ConfigHash
 }
 
 // NamespaceObject is a namespace.
@@ -64,6 +72,9 @@ type NamespaceObject struct {
 // Verdict is what was decided about a pod.
 type Verdict struct {
 	Namespace, Name, UID string
+	// NodeUID is what the CNI plugins know as the UID of the pod. That of a static pod is its own, and UID is that of its
+	// mirror. Anybody's pod may claim to have it, so it tells apart pods of one name only.
+	NodeUID string
 	// OptedIn says that the pod is to be accelerated; Because says why, or why
 	// not.
 	OptedIn bool
@@ -167,7 +178,7 @@ func deviceAddresses(nodes []NodeObject) []netip.Addr {
 
 // optIn decides whether a pod in a network of its own is opted in; namespace is the annotation of its namespace.
 func optIn(pod PodObject, namespace *string) Verdict {
-	v := Verdict{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	v := Verdict{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, NodeUID: pod.nodeUID()}
 	value, whose := pod.Enabled, "the pod"
 	if value == nil {
 		value, whose = namespace, "namespace "+pod.Namespace
@@ -346,7 +357,7 @@ func selects(p *v1alpha1.SMCRPolicy, pod PodObject) bool {
 // podConfig is the configuration of an opted-in pod. rules names the policies as they are now, and limited says where the first policy
 // asks for more than the operator lets policies give.
 func podConfig(base *Node, pod PodObject, ranked []rankedPolicy) (c PodConfig, rules, limited string) {
-	c = PodConfig{UID: pod.UID, Settings: base.settings()}
+	c = PodConfig{UID: pod.nodeUID(), Settings: base.settings()}
 	for _, r := range ranked {
 		if !r.selector.Matches(labels.Set(pod.Labels)) {
 			continue

@@ -104,6 +104,35 @@ func TestFromObjects_optIn(t *testing.T) {
 	}
 }
 
+// TestFromObjects_static: what attachments have as the UID of a static pod with a network of its own.
+func TestFromObjects_static(t *testing.T) {
+	for _, tt := range []struct {
+		name, hash string
+		want       string
+	}{
+		{"no static pod", "", "u1"},
+		{"a checksum", "d41d8cd98f00b204e9800998ecf8427e", "d41d8cd98f00b204e9800998ecf8427e"},
+		{"none that kubelet makes", "../d4", "u1"},
+		{"too long", strings.Repeat("d", maxConfigHash+1), "u1"},
+	} {
+		pod := PodObject{Namespace: "shop", Name: "web-0", UID: "u1", Enabled: ptr("true"), ConfigHash: tt.hash}
+		other := PodObject{Namespace: "bank", Name: "b", UID: "u2", Enabled: ptr("false"), ConfigHash: tt.hash}
+		n, vs, _ := FromObjects(clusterBase(t, ""), Objects{Pods: []PodObject{pod, other}})
+		if vs[0].UID != "u1" || vs[0].NodeUID != tt.want {
+			t.Errorf("%s: verdict %+v", tt.name, vs[0])
+		}
+		for _, uid := range []string{"u1", tt.hash, ""} {
+			id := Pod{Namespace: "shop", Name: "web-0", UID: uid}
+			if got, want := len(n.PoliciesFor(id)) > 0, uid == tt.want || uid == ""; got != want {
+				t.Errorf("%s: UID %q has policies: %v", tt.name, uid, got)
+			}
+			if id.Namespace, id.Name = "bank", "b"; len(n.PoliciesFor(id)) > 0 {
+				t.Errorf("%s: UID %q of another pod has policies", tt.name, uid)
+			}
+		}
+	}
+}
+
 // TestFromObjects_nodes: the addresses of other nodes' devices, and whether they
 // are known at all.
 func TestFromObjects_nodes(t *testing.T) {

@@ -44,12 +44,12 @@ type adopter struct {
 	// sandboxes reads which namespaces the runtime names.
 	sandboxes func() (sandboxes, error)
 
-	missing map[string]bool // pods without a record the last time, by UID
+	missing map[records.Pod]bool // pods without a record the last time
 }
 
 func newAdopter(store cni.Store, log *slog.Logger) *adopter {
 	return &adopter{
-		store: store, log: log, namespaces: namespaceDir, look: lookInto, missing: map[string]bool{},
+		store: store, log: log, namespaces: namespaceDir, look: lookInto, missing: map[records.Pod]bool{},
 		sandboxes: func() (sandboxes, error) { return readSandboxes(sandboxDir) },
 	}
 }
@@ -80,36 +80,36 @@ func (c *cluster) adopt(ctx context.Context) {
 // pass adopts pods that were without a record at the last pass too, and removes
 // the records of adopted pods that are gone.
 func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error {
-	records, _, err := a.store.List()
+	list, _, err := a.store.List()
 	if err != nil {
 		return err
 	}
 	var errs []error
-	alive, recorded, inodes := map[string]bool{}, map[string]bool{}, map[uint64]bool{}
+	alive, recorded, inodes := map[records.Pod]bool{}, map[records.Pod]bool{}, map[uint64]bool{}
 	for _, v := range pods {
-		alive[v.UID] = true
+		alive[onNode(v)] = true
 	}
-	for _, r := range records {
-		recorded[r.Pod.UID] = recorded[r.Pod.UID] || r.Network != adoptedNetwork
+	for _, r := range list {
+		recorded[r.Pod] = recorded[r.Pod] || r.Network != adoptedNetwork
 	}
-	for _, r := range records {
+	for _, r := range list {
 		if r.Network != adoptedNetwork {
 			inodes[r.NetNSID] = true
 			continue
 		}
 		// The pod is gone, or got a new sandbox and with it the plugin.
-		if !alive[r.Pod.UID] || recorded[r.Pod.UID] {
+		if !alive[r.Pod] || recorded[r.Pod] {
 			errs = append(errs, a.store.Delete(r.ContainerID, r.IfName))
 			continue
 		}
-		recorded[r.Pod.UID], inodes[r.NetNSID] = true, true
+		recorded[r.Pod], inodes[r.NetNSID] = true, true
 	}
-	missing := map[string]bool{}
+	missing := map[records.Pod]bool{}
 	var wanted []config.Verdict
 	for _, v := range pods {
-		if v.OptedIn && !recorded[v.UID] && len(ips[v.UID]) > 0 {
-			missing[v.UID] = true
-			if a.missing[v.UID] { // for two passes: the plugin would have written a record by now
+		if pod := onNode(v); v.OptedIn && !recorded[pod] && len(ips[v.UID]) > 0 {
+			missing[pod] = true
+			if a.missing[pod] { // for two passes: the plugin would have written a record by now
 				wanted = append(wanted, v)
 			}
 		}
@@ -126,6 +126,11 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 		errs = append(errs, a.search(wanted, ips, owners, inodes))
 	}
 	return errors.Join(errs...)
+}
+
+// onNode is the pod as the CNI plugin knows it.
+func onNode(v config.Verdict) records.Pod {
+	return records.Pod{Namespace: v.Namespace, Name: v.Name, UID: v.NodeUID}
 }
 
 // A candidate is a namespace that has no record yet.
@@ -196,7 +201,7 @@ func (a *adopter) candidates(known map[uint64]bool) ([]candidate, error) {
 // locate finds the namespace of a pod. It returns nil if no candidate can be the one,
 // and an error if a candidate can be, but it is not certain.
 func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config.Verdict, candidates []candidate, runtime sandboxes) (*candidate, error) {
-	if name, ok := runtime[pod.UID]; ok {
+	if name, ok := runtime[onNode(pod)]; ok {
 		i := slices.IndexFunc(candidates, func(p candidate) bool { return p.name == name })
 		if i < 0 {
 			return nil, nil
@@ -211,7 +216,7 @@ func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config
 	var found *candidate
 	for i := range candidates {
 		p := &candidates[i]
-		if !slices.ContainsFunc(ips, p.has) || runtime.owner(p.name) != "" {
+		if !slices.ContainsFunc(ips, p.has) || runtime.has(p.name) {
 			continue
 		}
 		if found != nil {
@@ -243,7 +248,7 @@ var errUncertain = errors.New("it is not certain which network namespace is the 
 func (a *adopter) write(pod config.Verdict, path string, inode uint64, ifName string, ips []netip.Prefix) error {
 	err := a.store.Write(cni.Attachment{
 		ContainerID: "adopted-" + pod.UID, IfName: ifName, NetNS: path, NetNSID: inode, Network: adoptedNetwork,
-		Pod: records.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}, IPs: ips, Created: time.Now(),
+		Pod: onNode(pod), IPs: ips, Created: time.Now(),
 	})
 	if err != nil {
 		return err

@@ -36,7 +36,15 @@ func TestAdopter(t *testing.T) {
 		return r
 	}
 	pod := func(uid string, in bool) config.Verdict {
-		return config.Verdict{Namespace: "shop", Name: uid[1:], UID: uid, OptedIn: in}
+		return config.Verdict{Namespace: "shop", Name: uid[1:], UID: uid, NodeUID: uid, OptedIn: in}
+	}
+	// The pod "a" is static, and what is recorded of it has its own UID. UID is that of its mirror.
+	mirrored := func(nodeUID string) config.Verdict {
+		return config.Verdict{Namespace: "shop", Name: "a", UID: "ua", NodeUID: nodeUID, OptedIn: true}
+	}
+	static := func(r cni.Attachment) cni.Attachment {
+		r.Pod.UID = "d4"
+		return r
 	}
 	tests := []struct {
 		name       string
@@ -59,6 +67,12 @@ func TestAdopter(t *testing.T) {
 		{"has a record", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{byPlugin("c1", 1)}, 3, []string{"c1"}},
 		{"stays adopted", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{adoptedA}, 3, []string{"adopted-ua"}},
 		{"stays while opted out", []config.Verdict{pod("ua", false)}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{adoptedA}, 3, []string{"adopted-ua"}},
+		{"static", []config.Verdict{mirrored("d4")}, []ns{{"y", 1, "10.0.0.1"}}, nil, 2, []string{"adopted-ua"}},
+		{"static, has a record", []config.Verdict{mirrored("d4")}, []ns{{"y", 1, "10.0.0.1"}, {"z", 2, "10.0.0.1"}}, []cni.Attachment{static(byPlugin("c1", 1))}, 3, []string{"c1"}},
+		{"static, of an earlier mirror", []config.Verdict{mirrored("d4")}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{static(adoptedA)}, 3, []string{"adopted-ua"}},
+		{"static, made anew with other contents", []config.Verdict{mirrored("d5")}, nil, []cni.Attachment{static(adoptedA)}, 1, nil},
+		{"a pod that claims to be another one", []config.Verdict{pod("ua", true), {Namespace: "evil", Name: "m", UID: "um", NodeUID: "ua", OptedIn: true}}, []ns{{"y", 1, "10.0.0.1"}}, nil, 3, []string{"adopted-ua"}},
+		{"a pod that claims to be one that is gone", []config.Verdict{{Namespace: "evil", Name: "m", UID: "um", NodeUID: "ua", OptedIn: true}}, nil, []cni.Attachment{adoptedA}, 1, nil},
 		{"pod is gone", []config.Verdict{pod("ub", false)}, nil, []cni.Attachment{adoptedA}, 1, nil},
 		{"new sandbox", []config.Verdict{pod("ua", true)}, []ns{{"z", 2, "10.0.0.1"}}, []cni.Attachment{adoptedA, byPlugin("c2", 2)}, 1, []string{"c2"}},
 	}
@@ -109,7 +123,7 @@ func TestAdopter(t *testing.T) {
 			var got []string
 			for _, r := range records {
 				got = append(got, r.ContainerID)
-				if r.Network == adoptedNetwork && (r.Pod != adoptedA.Pod || r.NetNSID != 1 || r.IPs[0] != adoptedA.IPs[0]) {
+				if r.Network == adoptedNetwork && (r.Pod != onNode(tt.pods[0]) || r.NetNSID != 1 || r.IPs[0] != adoptedA.IPs[0]) {
 					t.Errorf("record %+v", r)
 				}
 			}
@@ -123,7 +137,9 @@ func TestAdopter(t *testing.T) {
 // TestAttack_adoptForeignAddress: which network namespace is a pod's, when several have the pod's
 // address. A pod with NET_ADMIN gave itself the address of another pod, and was taken for that pod.
 func TestAttack_adoptForeignAddress(t *testing.T) {
-	victim, mallory := config.Verdict{Namespace: "shop", Name: "a", UID: "ua"}, config.Verdict{Namespace: "evil", Name: "m", UID: "um"}
+	victim, mallory := config.Verdict{Namespace: "shop", Name: "a", UID: "ua", NodeUID: "ua"}, config.Verdict{Namespace: "evil", Name: "m", UID: "um", NodeUID: "um"}
+	a, m := onNode(victim), onNode(mallory)
+	claims := records.Pod{Namespace: "evil", Name: "m", UID: "ua"} // as the UID of the other one
 	at := func(name string, ips ...string) candidate {
 		p := candidate{name: name, ifs: map[string][]netip.Prefix{}}
 		for i, ip := range ips {
@@ -146,11 +162,12 @@ func TestAttack_adoptForeignAddress(t *testing.T) {
 		{"another one alone", []candidate{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64")}, nil, "", true},
 		{"another one alone, with one address", []candidate{at("m", "10.0.0.1/24")}, nil, "", true},
 		{"overlapping networks", []candidate{own, at("x", "172.16.0.9/24", "10.0.0.1/24")}, nil, "", true},
-		{"the runtime says", []candidate{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"ua": "a"}, "a", false},
-		{"the runtime says that the other one is another's", []candidate{at("m", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{"um": "m"}, "a", false},
-		{"the runtime says that the only one is another's", []candidate{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"um": "m"}, "", false},
-		{"the runtime says one that is gone", []candidate{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", false},
-		{"the runtime says one with other addresses", []candidate{at("a", "10.0.0.7/24"), at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{"ua": "a"}, "", true},
+		{"the runtime says", []candidate{at("m", "10.0.0.2/24", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{a: "a"}, "a", false},
+		{"the runtime says that the other one is another's", []candidate{at("m", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{m: "m"}, "a", false},
+		{"the runtime says that the only one is another's", []candidate{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{m: "m"}, "", false},
+		{"the runtime says that another one has the UID", []candidate{at("m", "10.0.0.1/24", "fd00::1/64"), own}, sandboxes{claims: "m"}, "a", false},
+		{"the runtime says one that is gone", []candidate{at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{a: "a"}, "", false},
+		{"the runtime says one with other addresses", []candidate{at("a", "10.0.0.7/24"), at("m", "10.0.0.1/24", "fd00::1/64")}, sandboxes{a: "a"}, "", true},
 	}
 	ips := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}
 	owners := map[netip.Addr][]config.Verdict{ips[0]: {victim}, ips[1]: {victim}, netip.MustParseAddr("10.0.0.2"): {mallory}}
@@ -185,7 +202,7 @@ func TestAdopter_ownAddresses(t *testing.T) {
 	a.look = func(string) (map[string][]netip.Prefix, uint64, error) {
 		return map[string][]netip.Prefix{"eth0": {netip.MustParsePrefix("10.0.0.9/24"), known}, "wg0": {netip.MustParsePrefix("10.7.0.1/24")}}, 1, nil
 	}
-	pods := []config.Verdict{{Namespace: "shop", Name: "a", UID: "ua", OptedIn: true}}
+	pods := []config.Verdict{{Namespace: "shop", Name: "a", UID: "ua", NodeUID: "ua", OptedIn: true}}
 	for range 2 {
 		if err := a.pass(pods, map[string][]netip.Addr{"ua": {known.Addr()}}); err != nil {
 			t.Fatal(err)
@@ -200,7 +217,7 @@ func TestAdopter_ownAddresses(t *testing.T) {
 // TestReadSandboxes: which files of the CNI library are understood, and which are left out.
 func TestReadSandboxes(t *testing.T) {
 	dir := t.TempDir()
-	const uid = `["IgnoreUnknown","1"],["K8S_POD_UID","%s"]`
+	const uid = `["IgnoreUnknown","1"],["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","a"],["K8S_POD_UID","%s"]`
 	for name, text := range map[string]string{
 		"net-1-eth0":   `{"kind":"cniCacheV1","netns":"/var/run/netns/cni-1","cniArgs":[` + fmt.Sprintf(uid, "u1") + `],"result":{"ips":[]}}`,
 		"net-1-net1":   `{"kind":"cniCacheV1","netns":"/var/run/netns/cni-1","cniArgs":[` + fmt.Sprintf(uid, "u1") + `]}`,
@@ -215,7 +232,7 @@ func TestReadSandboxes(t *testing.T) {
 		}
 	}
 	got, err := readSandboxes(dir)
-	if diff := cmp.Diff(sandboxes{"u1": "cni-1"}, got); diff != "" || err != nil {
+	if diff := cmp.Diff(sandboxes{{Namespace: "shop", Name: "a", UID: "u1"}: "cni-1"}, got); diff != "" || err != nil {
 		t.Errorf("error %v (-want +got):\n%s", err, diff)
 	}
 	if got, err := readSandboxes(filepath.Join(dir, "none")); len(got) != 0 || err != nil {

@@ -101,7 +101,8 @@ func newInformers(base, pods *rest.Config, node string) (informers, error) {
 	}, nil
 }
 
-// annotationHash on the mirror of a static pod is what kubelet calls the pod on the node.
+// annotationHash on the mirror of a static pod is what kubelet calls the pod on the node: its own UID, which containers' runtimes and
+// CNI plugins are given.
 const annotationHash = "kubernetes.io/config.hash"
 
 // trim drops what this package does not use of an object. Informers call trim before

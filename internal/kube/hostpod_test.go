@@ -67,6 +67,39 @@ func TestSource_hostNetwork(t *testing.T) {
 	is("without a policy again")
 }
 
+// TestSource_static: a static pod in a network of its own is known on the node by its own UID, and not by that of its mirror, which the
+// API server has. No pod of another name gets its policies, whatever UID it claims to have.
+func TestSource_static(t *testing.T) {
+	w := newWorld(t)
+	const hash = "d41d8cd98f00b204e9800998ecf8427e"
+	mirror := func(p *corev1.Pod) {
+		p.Annotations[annotationHash], p.Annotations[corev1.MirrorPodAnnotationKey] = hash, hash
+	}
+	static := w.pod("static", func(p *corev1.Pod) {
+		enabled("true")(p)
+		mirror(p)
+	})
+	w.pod("claims", mirror)
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	onNode := static.DeepCopy()
+	onNode.UID = hash
+	w.wait(s, onNode, "by its own UID", byDefault)
+	w.wait(s, static, "by that of its mirror", optedOut)
+	claims := onNode.DeepCopy()
+	claims.Name = "claims"
+	w.wait(s, claims, "another name", optedOut)
+	id := config.Pod{Namespace: static.Namespace, Name: static.Name, UID: hash}
+	if s.Gone(id) || s.Ending(hash) || !s.Ending("") {
+		t.Errorf("gone: %v, ending: %v; no pod is ending: %v", s.Gone(id), s.Ending(hash), s.Ending(""))
+	}
+	w.remove(static)
+	w.wait(s, onNode, "removed", optedOut)
+	if !s.Gone(id) {
+		t.Error("the static pod is not gone")
+	}
+}
+
 // What is kept of a pod: of its annotations ours, and of a static pod what kubelet calls it.
 func TestTrim_pod(t *testing.T) {
 	for _, tt := range []struct {

@@ -10,20 +10,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // sandboxes are the network namespaces that the container runtime made for pods: the
-// name of the namespace in the directory of namespaces, by the pod's UID.
-type sandboxes map[string]string
+// name of the namespace in the directory of namespaces, by the pod as the runtime knows it.
+type sandboxes map[records.Pod]string
 
-// owner is the UID of the pod that has a namespace, "" if the runtime does not say.
-func (s sandboxes) owner(namespace string) string {
-	for uid, name := range s {
+// has says whether the runtime says whose a namespace is.
+func (s sandboxes) has(namespace string) bool {
+	for _, name := range s {
 		if name == namespace {
-			return uid
+			return true
 		}
 	}
-	return ""
+	return false
 }
 
 // cachedResult is what the CNI library keeps of an ADD for the runtime, in one
@@ -50,39 +52,44 @@ func readSandboxes(dir string) (sandboxes, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read the runtime's records of namespaces: %w", err)
 	}
-	out, several := sandboxes{}, map[string]bool{}
+	out, several := sandboxes{}, map[records.Pod]bool{}
 	for _, name := range names {
-		uid, namespace := readSandbox(filepath.Join(dir, name))
-		if uid == "" || namespace == "" {
+		pod, namespace := readSandbox(filepath.Join(dir, name))
+		if pod.UID == "" || namespace == "" {
 			continue
 		}
-		several[uid] = several[uid] || out[uid] != "" && out[uid] != namespace
-		out[uid] = namespace
+		several[pod] = several[pod] || out[pod] != "" && out[pod] != namespace
+		out[pod] = namespace
 	}
-	for uid, yes := range several {
+	for pod, yes := range several {
 		if yes {
-			delete(out, uid)
+			delete(out, pod)
 		}
 	}
 	return out, nil
 }
 
-// readSandbox reads one file. Both names are "" if the file does not have them.
-func readSandbox(path string) (uid, namespace string) {
+// readSandbox reads one file. What the file does not have is empty.
+func readSandbox(path string) (pod records.Pod, namespace string) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", ""
+		return records.Pod{}, ""
 	}
 	defer func() { _ = f.Close() }() // it was only read
 	b, err := io.ReadAll(io.LimitReader(f, maxSandboxBytes))
 	var r cachedResult
 	if err != nil || json.Unmarshal(b, &r) != nil || r.Kind != "cniCacheV1" || r.NetNS == "" {
-		return "", ""
+		return records.Pod{}, ""
 	}
 	for _, a := range r.Args {
-		if a[0] == "K8S_POD_UID" {
-			return a[1], filepath.Base(r.NetNS)
+		switch a[0] {
+		case "K8S_POD_NAMESPACE":
+			pod.Namespace = a[1]
+		case "K8S_POD_NAME":
+			pod.Name = a[1]
+		case "K8S_POD_UID":
+			pod.UID = a[1]
 		}
 	}
-	return "", ""
+	return pod, filepath.Base(r.NetNS)
 }

@@ -292,19 +292,27 @@ func (s *Source) StatusAnnotations() (annotations, versions map[string]string) {
 	return annotations, versions
 }
 
-// Ending says whether a pod of the node, by its UID, is being deleted, has finished, or is
+// Ending says whether a pod of the node, by its UID or, of a static pod, by its own one, is being deleted, has finished, or is
 // not among the API server's pods any more. It is false while these are not known.
 func (s *Source) Ending(podUID string) bool {
 	if !s.Live() {
 		return false
 	}
+	var static *corev1.Pod
 	for _, x := range s.informers.pods.GetStore().List() {
 		p := x.(*corev1.Pod) // the store has nothing else
 		if string(p.UID) == podUID {
-			return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+			return ends(p)
+		}
+		if podUID != "" && configHash(p) == podUID {
+			static = p
 		}
 	}
-	return true
+	return static == nil || ends(static)
+}
+
+func ends(p *corev1.Pod) bool {
+	return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
 // Gone says whether the API server has no such pod of the node any more. It is false while its
@@ -315,7 +323,7 @@ func (s *Source) Gone(pod config.Pod) bool {
 	}
 	for _, x := range s.informers.pods.GetStore().List() {
 		p := x.(*corev1.Pod) // the store has nothing else
-		if p.Namespace == pod.Namespace && p.Name == pod.Name && (pod.UID == "" || string(p.UID) == pod.UID) {
+		if p.Namespace == pod.Namespace && p.Name == pod.Name && (pod.UID == "" || string(p.UID) == pod.UID || configHash(p) == pod.UID) {
 			return false
 		}
 	}
@@ -546,7 +554,7 @@ func (s *Source) otherNodes() []config.NodeObject {
 	return out
 }
 
-// configHash is the name that kubelet gives the cgroup of a static pod, "" of another pod. The API server has a mirror of a
+// configHash is what kubelet calls a static pod on the node, "" of another pod. The API server has a mirror of a
 // static pod, with another UID.
 func configHash(p *corev1.Pod) string {
 	hash := p.Annotations[annotationHash]
