@@ -127,8 +127,9 @@ func trim(obj any) (any, error) {
 		o.ObjectMeta = trimMeta(o.ObjectMeta)
 		o.Labels = nil
 	case *v1alpha1.SMCRPolicy:
+		deleted := o.DeletionTimestamp
 		o.ObjectMeta, o.Status = trimMeta(o.ObjectMeta), v1alpha1.SMCRPolicyStatus{ObservedGeneration: o.Status.ObservedGeneration, PeersGeneration: o.Status.PeersGeneration}
-		o.Annotations, o.Labels = nil, nil
+		o.Annotations, o.Labels, o.DeletionTimestamp = nil, nil, deleted
 	case *v1alpha1.SMCRNode:
 		var status v1alpha1.SMCRNodeStatus
 		for _, d := range o.Status.Devices {

@@ -510,7 +510,8 @@ func (s *Source) objects() config.Objects {
 		}
 	}
 	for _, x := range s.informers.policies.GetStore().List() {
-		if p := x.(*v1alpha1.SMCRPolicy); here[p.Namespace] {
+		// One that is being deleted is none, though somebody's finalizer keeps it: the controller deletes its slices.
+		if p := x.(*v1alpha1.SMCRPolicy); here[p.Namespace] && p.DeletionTimestamp == nil {
 			o.Policies = append(o.Policies, *p)
 		}
 	}

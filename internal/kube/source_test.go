@@ -307,6 +307,21 @@ func TestSource(t *testing.T) {
 	})
 }
 
+// TestSource_policyBeingDeleted: a policy that is being deleted is in force no more, though somebody's finalizer keeps it, as for the
+// controller, which deletes its slices.
+func TestSource_policyBeingDeleted(t *testing.T) {
+	w := newWorld(t)
+	pod := w.pod("p", enabled("true"))
+	policy := w.policy("p", func(s *v1alpha1.SMCRPolicySpec) { s.Mode = v1alpha1.ModeRequired })
+	w.change(policy, func() { policy.Finalizers = []string{"example.com/waits"} })
+	s := w.source(server.Config(t))
+	s.First(t.Context())
+	w.wait(s, pod, "policy", config.Decision{Accelerate: true, Required: true, Policy: "p", Reason: config.ReasonMatch})
+	w.remove(policy)
+	w.wait(s, pod, "policy being deleted", byDefault)
+	w.change(policy, func() { policy.Finalizers = nil })
+}
+
 // TestSource_nodes: the addresses of other nodes' devices are known as soon as
 // their SMCRNode is there, changes of anything else in it are no news, and an
 // agent that starts without the API server has the last ones.
