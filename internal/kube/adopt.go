@@ -24,8 +24,8 @@ import (
 const adoptedNetwork = "(adopted)"
 
 // adopter writes attachment records for opted-in pods that have none, because they are
-// older than the plugin on their node. The adopter removes such a record when the pod is
-// gone. To the agent these records are like the plugin's.
+// older than the plugin on their node. The adopter removes such a record when the pod or the
+// namespace is gone. To the agent these records are like the plugin's.
 //
 // If the container runtime names the network namespace of a pod, that one is taken,
 // provided that it has the pod's addresses. Addresses alone prove less: a pod with
@@ -41,6 +41,8 @@ type adopter struct {
 	namespaces string
 	// look returns the addresses of a namespace, by interface, and its inode number.
 	look func(path string) (map[string][]netip.Prefix, uint64, error)
+	// inode returns the inode number of a namespace.
+	inode func(path string) (uint64, error)
 	// sandboxes reads which namespaces the runtime names.
 	sandboxes func() (sandboxes, error)
 
@@ -49,7 +51,7 @@ type adopter struct {
 
 func newAdopter(store cni.Store, log *slog.Logger) *adopter {
 	return &adopter{
-		store: store, log: log, namespaces: namespaceDir, look: lookInto, missing: map[records.Pod]bool{},
+		store: store, log: log, namespaces: namespaceDir, look: lookInto, inode: inodeOf, missing: map[records.Pod]bool{},
 		sandboxes: func() (sandboxes, error) { return readSandboxes(sandboxDir) },
 	}
 }
@@ -84,26 +86,8 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 	if err != nil {
 		return err
 	}
-	var errs []error
-	alive, recorded, inodes := map[records.Pod]bool{}, map[records.Pod]bool{}, map[uint64]bool{}
-	for _, v := range pods {
-		alive[onNode(v)] = true
-	}
-	for _, r := range list {
-		recorded[r.Pod] = recorded[r.Pod] || r.Network != adoptedNetwork
-	}
-	for _, r := range list {
-		if r.Network != adoptedNetwork {
-			inodes[r.NetNSID] = true
-			continue
-		}
-		// The pod is gone, or got a new sandbox and with it the plugin.
-		if !alive[r.Pod] || recorded[r.Pod] {
-			errs = append(errs, a.store.Delete(r.ContainerID, r.IfName))
-			continue
-		}
-		recorded[r.Pod], inodes[r.NetNSID] = true, true
-	}
+	recorded, inodes, err := a.tidy(pods, list)
+	errs := []error{err}
 	missing := map[records.Pod]bool{}
 	var wanted []config.Verdict
 	for _, v := range pods {
@@ -126,6 +110,38 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 		errs = append(errs, a.search(wanted, ips, owners, inodes))
 	}
 	return errors.Join(errs...)
+}
+
+// tidy removes the records of adopted pods that are not to be any more. It returns which pods have records, and the namespaces of these.
+func (a *adopter) tidy(pods []config.Verdict, list []cni.Attachment) (recorded map[records.Pod]bool, inodes map[uint64]bool, _ error) {
+	alive, attached := map[records.Pod]bool{}, map[records.Pod]bool{}
+	for _, v := range pods {
+		alive[onNode(v)] = true
+	}
+	recorded, inodes = map[records.Pod]bool{}, map[uint64]bool{}
+	for _, r := range list {
+		if r.Network != adoptedNetwork {
+			attached[r.Pod], recorded[r.Pod], inodes[r.NetNSID] = true, true, true
+		}
+	}
+	var errs []error
+	for _, r := range list {
+		switch {
+		case r.Network != adoptedNetwork:
+		// The pod is gone, or got a new sandbox, with the plugin or without.
+		case !alive[r.Pod] || attached[r.Pod] || a.isGone(r):
+			errs = append(errs, a.store.Delete(r.ContainerID, r.IfName))
+		default:
+			recorded[r.Pod], inodes[r.NetNSID] = true, true
+		}
+	}
+	return recorded, inodes, errors.Join(errs...)
+}
+
+// isGone says whether the namespace of a record is not at its path any more.
+func (a *adopter) isGone(r cni.Attachment) bool {
+	inode, err := a.inode(r.NetNS)
+	return errors.Is(err, linux.ErrGone) || err == nil && inode != r.NetNSID
 }
 
 // onNode is the pod as the CNI plugin knows it.
@@ -255,6 +271,15 @@ func (a *adopter) write(pod config.Verdict, path string, inode uint64, ifName st
 	}
 	a.log.Info("pod adopted that is older than the CNI plugin", "pod", pod.Namespace+"/"+pod.Name, "netns", path)
 	return nil
+}
+
+// inodeOf returns the inode number of a namespace.
+func inodeOf(path string) (uint64, error) {
+	ns, err := linux.OpenNetNS(path)
+	if err != nil {
+		return 0, err
+	}
+	return ns.ID(), ns.Close()
 }
 
 // lookInto reads the addresses of a namespace.

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -74,6 +75,18 @@ func TestAdopter(t *testing.T) {
 		{"a pod that claims to be another one", []config.Verdict{pod("ua", true), {Namespace: "evil", Name: "m", UID: "um", NodeUID: "ua", OptedIn: true}}, []ns{{"y", 1, "10.0.0.1"}}, nil, 3, []string{"adopted-ua"}},
 		{"a pod that claims to be one that is gone", []config.Verdict{{Namespace: "evil", Name: "m", UID: "um", NodeUID: "ua", OptedIn: true}}, nil, []cni.Attachment{adoptedA}, 1, nil},
 		{"pod is gone", []config.Verdict{pod("ub", false)}, nil, []cni.Attachment{adoptedA}, 1, nil},
+		{"on two interfaces", []config.Verdict{pod("ua", true)}, []ns{{"y", 1, "10.0.0.1"}}, []cni.Attachment{adoptedA, func() cni.Attachment {
+			r := adoptedA
+			r.IfName = "net1"
+			return r
+		}()}, 3, []string{"adopted-ua", "adopted-ua"}},
+		{"namespace is gone", []config.Verdict{pod("ua", true)}, nil, []cni.Attachment{adoptedA}, 1, nil},
+		{"new sandbox in the place of the old one", []config.Verdict{pod("ua", true)}, []ns{{"y", 2, "10.0.0.1"}}, []cni.Attachment{adoptedA}, 1, nil},
+		{"new sandbox without the plugin", []config.Verdict{pod("ua", true)}, []ns{{"x", 1, "10.0.0.1"}}, []cni.Attachment{func() cni.Attachment {
+			r := adoptedA
+			r.NetNSID = 7
+			return r
+		}()}, 2, []string{"adopted-ua"}},
 		{"new sandbox", []config.Verdict{pod("ua", true)}, []ns{{"z", 2, "10.0.0.1"}}, []cni.Attachment{adoptedA, byPlugin("c2", 2)}, 1, []string{"c2"}},
 	}
 	for _, tt := range tests {
@@ -81,7 +94,7 @@ func TestAdopter(t *testing.T) {
 			dir := t.TempDir()
 			store := cni.NewStore(filepath.Join(dir, "data"))
 			for _, r := range tt.records {
-				r.NetNS = "/run/netns/y"
+				r.NetNS = filepath.Join(dir, "netns", "y")
 				if err := store.Write(r); err != nil {
 					t.Fatal(err)
 				}
@@ -109,6 +122,12 @@ func TestAdopter(t *testing.T) {
 					return nil, 0, linux.ErrGone
 				}
 				return map[string][]netip.Prefix{"eth0": {netip.PrefixFrom(netip.MustParseAddr(n.ip), 24)}}, n.inode, nil
+			}
+			a.inode = func(path string) (uint64, error) {
+				if at[path].inode == 0 {
+					return 0, linux.ErrGone
+				}
+				return at[path].inode, nil
 			}
 			for range tt.passes {
 				ips := map[string][]netip.Addr{"ua": {netip.MustParseAddr("10.0.0.1")}}
@@ -211,6 +230,21 @@ func TestAdopter_ownAddresses(t *testing.T) {
 	records, _, err := store.List()
 	if err != nil || len(records) != 1 || len(records[0].IPs) != 1 || records[0].IPs[0] != known {
 		t.Errorf("records %+v, %v", records, err)
+	}
+}
+
+// TestInodeOf: a namespace's inode number, and that of nothing.
+func TestInodeOf(t *testing.T) {
+	want, err := os.Stat("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, _ := want.Sys().(*syscall.Stat_t)
+	if got, err := inodeOf("/proc/self/ns/net"); err != nil || got != st.Ino {
+		t.Errorf("inode %d, %v, want %d", got, err, st.Ino)
+	}
+	if _, err := inodeOf(filepath.Join(t.TempDir(), "none")); !errors.Is(err, linux.ErrGone) {
+		t.Errorf("error %v", err)
 	}
 }
 
