@@ -228,7 +228,7 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	case s.Node == "":
 		s.Error = fmt.Sprintf("the pod is %s and on no node yet", pod.Status.Phase)
 		return s
-	case pod.Status.Phase != corev1.PodRunning:
+	case !hasAddresses(pod):
 		s.Error = fmt.Sprintf("the pod is %s", pod.Status.Phase)
 		return s
 	}

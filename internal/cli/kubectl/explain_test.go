@@ -56,6 +56,10 @@ func objects() map[string]string {
 	pod("shop", "host-asks", "node-b", "192.0.2.2", `"smcr.io/enabled":"true"`, `,"hostNetwork":true`)
 	pod("shop", "host-waits", "node-b", "192.0.2.2", `"smcr.io/enabled":"true","smcr.io/status":"Pending: NOT_ATTACHED"`, `,"hostNetwork":true`)
 	pod("shop", "host-off", "node-b", "192.0.2.2", `"smcr.io/enabled":"false"`, `,"hostNetwork":true`)
+	for name, ip := range map[string]string{"init": "10.1.0.8", "pulls": ""} {
+		pod("shop", name, "node-a", ip, ``, "")
+		m["/api/v1/namespaces/shop/pods/"+name] = strings.Replace(m["/api/v1/namespaces/shop/pods/"+name], "Running", "Pending", 1)
+	}
 	pod("shop", "far", "node-c", "10.3.0.5", ``, "")
 	pod("shop", "far-kernel", "node-c", "10.3.0.6", `"smcr.io/status":"Enabled: KERNEL, no agent"`, "")
 	pod("shop", "redis-0", "node-b", "10.2.0.9", ``, "")
@@ -395,6 +399,16 @@ func TestExplain(t *testing.T) {
 		{
 			name: "no agent on the node, of a pod whose kernel carries on", src: "far-kernel", dst: "203.0.113.9:443", code: CodeUnknown,
 			verdict: "not known: the pod's kernel carries its connections on, and there is no agent to ask: node node-c", dest: "203.0.113.9:443",
+		},
+		{
+			name: "a pod whose init containers run", src: "init", dst: "10.2.0.9:6379", verdict: "on SMC-R", dest: "10.2.0.9:6379 (pod shop/redis-0)", peers: []string{"shop/redis-0 node-b"},
+			asked: []string{"kube-smcr/agent-a: explain shop/init 10.2.0.9:6379 -o json", "kube-smcr/agent-b: explain 10.1.0.8 10.2.0.9:6379 -o json"},
+		},
+		{
+			name: "the address of a pod whose init containers run", src: "10.1.0.5", dst: "10.1.0.8:6379", verdict: "on SMC-R", dest: "10.1.0.8:6379 (pod shop/init)", peers: []string{"shop/init node-a"},
+		},
+		{
+			name: "a pod whose image is not there yet", src: "pulls", dst: "203.0.113.9:443", code: CodeUnknown, verdict: "the pod is Pending", dest: "203.0.113.9:443", asked: []string{},
 		},
 		{
 			name: "an agent that fails", src: "web-0", dst: "203.0.113.9:9999", code: CodeUnknown, verdict: "code 1: odd thing", dest: "203.0.113.9:9999",

@@ -280,7 +280,7 @@ func (c *Cluster) podWith(ctx context.Context, ip netip.Addr, selector string) (
 			// The address of an ended pod may be another pod's now, and pods in the node's
 			// network all have the node's address.
 			switch {
-			case p.Status.Phase != corev1.PodRunning || !slices.Contains(podIPs(p), ip):
+			case !hasAddresses(p) || !slices.Contains(podIPs(p), ip):
 			case p.Spec.HostNetwork:
 				ofNode = true
 			default:
@@ -291,6 +291,11 @@ func (c *Cluster) podWith(ctx context.Context, ip netip.Addr, selector string) (
 			return nil, ofNode, nil
 		}
 	}
+}
+
+// hasAddresses says whether a pod's programs may use its addresses. It is Pending until its init containers have ended.
+func hasAddresses(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending && len(podIPs(p)) > 0
 }
 
 func podIPs(p *corev1.Pod) (out []netip.Addr) {
