@@ -140,9 +140,9 @@ const (
 	queueHeaderRoom = 512
 	// queueBatch bounds the packets that are read at once.
 	queueBatch = 32
-	// nftAnswerTime is for the kernel's answers to a transaction, which it gives while we send. Before, it may load modules, and wait for
-	// other transactions.
-	nftAnswerTime = 10 * time.Second
+	// nftAnswerTime is for the kernel's answers to a transaction, which it gives while we send. It passes twice before a renewal is given
+	// up, which is less than a table lives without one.
+	nftAnswerTime = 700 * time.Millisecond
 	// queueAnswerTime is for the kernel's answer, which it gives while we send.
 	queueAnswerTime = time.Second
 

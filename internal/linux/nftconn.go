@@ -24,7 +24,7 @@ import (
 type nftConn struct {
 	*nftables.Conn
 	sock   *netlink.Conn // that of Conn
-	answer time.Duration // how long Flush waits for the answers
+	answer time.Duration // how long Flush waits for the answers behind what it sends
 }
 
 // openNFT opens a connection in ns.
@@ -54,14 +54,40 @@ func newNFT() (*nftConn, error) {
 
 // Flush sends the transaction. It reads no answer of another one, and ends if the kernel gives too few.
 func (c *nftConn) Flush() error {
-	if err := errors.Join(c.drain(), c.sock.SetReadDeadline(time.Now().Add(c.answer))); err != nil {
+	if err := c.drain(); err != nil {
 		return err
 	}
-	err := c.Conn.Flush()
+	noLimit, err := c.limitAnswers()
+	if err != nil {
+		return err
+	}
+	err = c.Conn.Flush()
 	if errors.Is(err, os.ErrDeadlineExceeded) { // and once more for each message that has no answer
 		err = fmt.Errorf("the kernel did not answer each message: %w", firstOf(err))
 	}
-	return errors.Join(err, c.sock.SetReadDeadline(time.Time{}))
+	return errors.Join(err, noLimit())
+}
+
+// limitAnswers has reads end some time after what is being sent, or will be, has been sent: before that the kernel may load modules, and
+// wait for other transactions. The function that it returns takes the limit away.
+func (c *nftConn) limitAnswers() (end func() error, err error) {
+	raw, err := c.sock.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	set := make(chan struct{})
+	t := time.AfterFunc(c.answer, func() {
+		defer close(set)
+		_ = raw.Write(func(uintptr) bool { return true })    // waits for whoever is sending
+		_ = c.sock.SetReadDeadline(time.Now().Add(c.answer)) // fails if closed: then nobody reads
+	})
+	return func() error {
+		if t.Stop() {
+			return nil
+		}
+		<-set
+		return c.sock.SetReadDeadline(time.Time{})
+	}, nil
 }
 
 // GetObjects lists the objects of a table.
@@ -102,8 +128,8 @@ func firstOf(err error) error {
 	}
 }
 
-// prepareNFT gives the socket buffers for whole transactions, and a filter that drops the
-// echoes of rules. The library asks the kernel for these echoes and expects all of them in
+// prepareNFT connects the socket to the kernel, so that nobody else in the namespace can send to it, and gives it buffers for whole
+// transactions, and a filter that drops the echoes of rules. The library asks the kernel for these echoes and expects all of them in
 // one datagram, but the kernel may need several.
 func prepareNFT(c *netlink.Conn) error {
 	const typeOffset, newRule = 4, unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE
@@ -116,7 +142,14 @@ func prepareNFT(c *netlink.Conn) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes), c.SetBPF(filter))
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cerr error
+	err = raw.Control(func(fd uintptr) { cerr = unix.Connect(int(fd), &unix.SockaddrNetlink{Family: unix.AF_NETLINK}) })
+	return errors.Join(err, os.NewSyscallError("connect", cerr),
+		c.SetReadBuffer(netlinkBufferBytes), c.SetWriteBuffer(netlinkBufferBytes), c.SetBPF(filter))
 }
 
 // filterType is the type of a message as a filter reads it: the type is in the machine's byte order, and the filter reads the

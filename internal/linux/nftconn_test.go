@@ -105,3 +105,26 @@ func TestNFTConn_closed(t *testing.T) {
 		t.Error("a transaction went somewhere")
 	}
 }
+
+// A program in the namespace cannot send to a connection of the agent.
+func TestNFTConn_foreign(t *testing.T) {
+	pod, _ := newPair(t)
+	c, err := openNFT(pod)
+	mustDo(t, err)
+	raw, err := c.sock.SyscallConn()
+	mustDo(t, err)
+	var to unix.Sockaddr
+	mustDo(t, raw.Control(func(fd uintptr) { to, err = unix.Getsockname(int(fd)) }))
+	mustDo(t, err)
+	err = pod.Do(func() error {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Sendto(fd, make([]byte, nlHeaderSize), 0, to), unix.Close(fd))
+	})
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("a message of somebody else: %v, want ECONNREFUSED", err)
+	}
+	mustDo(t, c.CloseLasting())
+}
