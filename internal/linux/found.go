@@ -97,7 +97,7 @@ func (s sysctl) values() (ours, usual uint32) {
 	case looseTracking:
 		return 0, 1
 	case closeWaitTimeout:
-		return 3600, 60
+		return 300, 60
 	}
 	return 0, 0
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -75,9 +76,7 @@ func (r *Redirect) installSteps() []undo.Step {
 			},
 			Undo: unless(&inherited, func() error { return dropTable(r.conn) }),
 		},
-		r.takeStep(fwmarkAccept, true),
-		r.takeStep(fwmarkReflect4, false),
-		r.takeStep(fwmarkReflect6, false))
+		r.takeStep(fwmarkAccept, true))
 	if r.cfg.Untracked {
 		steps = append(steps, r.takeStep(looseTracking, false))
 	}
@@ -86,7 +85,10 @@ func (r *Redirect) installSteps() []undo.Step {
 			err := r.refuseOrDrop(func() error { return r.replaceLocked(r.cfg) }, ProbeReject)
 			return explain(err)
 		}},
-		// The variables exist once the table has made the kernel load connection tracking.
+		// An earlier version's table takes a reset with a mark for a SYN.
+		r.takeStep(fwmarkReflect4, false),
+		r.takeStep(fwmarkReflect6, false),
+		// These exist once the table has made the kernel load connection tracking.
 		r.takeStep(closeTimeout, false),
 		r.takeStep(closeWaitTimeout, false))
 }
@@ -126,7 +128,7 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 	rs := newRuleset(r.conn)
 	rs.build(cfg, c)
 	err := rs.commit()
-	if err != nil && c.inPlace && rs.err == nil {
+	if err != nil && c.inPlace && rs.err == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.inPlace = false
 		rs = newRuleset(r.conn)
 		rs.build(cfg, c)
@@ -321,7 +323,8 @@ func (r *Redirect) Release(lasting time.Duration) error {
 	if r.closed {
 		return nil
 	}
-	return errors.Join(r.renewLocked(max(lasting, r.cfg.ttl())), r.closeLocked())
+	// The next agent may be of an earlier version (see installSteps). It takes them again if it is not.
+	return errors.Join(r.give(fwmarkReflect4), r.give(fwmarkReflect6), r.renewLocked(max(lasting, r.cfg.ttl())), r.closeLocked())
 }
 
 // Close closes r and leaves everything in the namespace as it is. It is for a namespace
