@@ -33,8 +33,9 @@
 //   - chain inbound (filter, prerouting) and inbound-to: a SYN that carries
 //     the SMC-R option (RFC 7609 appendix A.1: kind 254, E2D4C3D9) goes to the
 //     agent's transparent listener ([ControlTransparent]). A SYN without the
-//     option is not touched, nor is one from a link-local IPv6 address, nor one to a
-//     port on which nobody listens, which the kernel refuses as it does without us;
+//     option is not touched, nor is one from a link-local IPv6 address, nor one that
+//     is forwarded, nor one to a port on which nobody listens, which the kernel refuses
+//     as it does without us;
 //   - chain doors (filter, input) and doors-to: a program that connects to the
 //     address of these listeners itself is refused. If the kernel cannot refuse,
 //     its SYNs are dropped. [OriginalDst] and [TransparentDst] recognize such a

@@ -222,6 +222,8 @@ type content struct {
 	// silent says that chains doors and answer drop connections, because the kernel cannot
 	// refuse them.
 	silent bool
+	// noRoutes says that the kernel cannot look up whether an address is one of the namespace's own.
+	noRoutes bool
 	// inPlace keeps the chains and sets that are there, and changes what is in them.
 	inPlace bool
 }
@@ -263,7 +265,7 @@ func (r *ruleset) build(cfg RedirectConfig, c content) {
 	} else {
 		r.outbound(cfg, &s, c.silent)
 	}
-	r.inbound(cfg, &s)
+	r.inbound(cfg, &s, c.noRoutes)
 	r.doors(cfg, c.silent)
 	r.caught(&s)
 	if cfg.Untracked {
@@ -346,12 +348,14 @@ func (r *ruleset) whenCaught(to *nftables.Chain, cfg RedirectConfig, s *sets) {
 	r.rule(to, tcpIn(s.caught), []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}})
 }
 
-// inbound hands SYNs with the option to the agent's transparent listener, except SYNs to
-// the listener's own port: a program of the pod may listen on the same port of another
+// inbound hands SYNs with the option to the agent's transparent listener, if they end here: the
+// kernel drops what has a socket and is to be forwarded, and a program that listens on the wildcard
+// address is a socket for each address. Where noRoutes says that the kernel cannot tell, it is taken
+// for granted. Excepted are SYNs to the listener's own port: a program of the pod may listen on the same port of another
 // address. So a connection to that port was never diverted. A client at a link-local IPv6
 // address goes to the application, to which the agent could not connect under that
 // address, see DialFrom.
-func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
+func (r *ruleset) inbound(cfg RedirectConfig, s *sets, noRoutes bool) {
 	to := r.chain(nftables.Chain{Name: chainInboundTo})
 	in := r.chain(nftables.Chain{
 		Name: chainInbound, Type: nftables.ChainTypeFilter,
@@ -359,9 +363,11 @@ func (r *ruleset) inbound(cfg RedirectConfig, s *sets) {
 	})
 	match := [][]expr.Any{
 		tcpIn(s.alive), tcpNotIn(s.caught), s.notOurs(), metaNot(expr.MetaKeyIIFNAME, ifname("lo")), synOnly(), smcOption(), hasSocket(),
-		loadPort(regA),
-		{&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: be16(cfg.InboundPort)}},
 	}
+	if !noRoutes {
+		match = append(match, toOwn())
+	}
+	match = append(match, loadPort(regA), []expr.Any{&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: be16(cfg.InboundPort)}})
 	if s.ports != nil {
 		match = append(match, lookup(regA, s.ports, false))
 	}
@@ -642,6 +648,14 @@ func smcOption() []expr.Any {
 // be refused by the kernel, and not accepted by the agent.
 func hasSocket() []expr.Any {
 	return []expr.Any{&expr.Socket{Key: expr.SocketKeyTransparent, Register: regA}}
+}
+
+// toOwn is "fib daddr type local".
+func toOwn() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: regA, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: nativeU32(unix.RTN_LOCAL)},
+	}
 }
 
 // tproxy is "counter tproxy to 127.0.0.1:port", or ::1. If nothing listens

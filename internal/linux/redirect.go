@@ -28,7 +28,9 @@ type Redirect struct {
 	found  map[sysctl]uint32            // the values before we set them, see foundSet
 	caught time.Time                    // until when "caught" has an element
 	silent bool                         // the kernel cannot refuse connections to the listeners
-	closed bool
+	// noRoutes: the kernel cannot tell whether a packet is for the namespace itself
+	noRoutes bool
+	closed   bool
 }
 
 // InstallRedirect puts the redirection into ns, in place of that of an earlier agent. After
@@ -82,8 +84,7 @@ func (r *Redirect) installSteps() []undo.Step {
 	}
 	return append(steps,
 		undo.Step{Name: "replace nftables table " + tableName, Do: func() error {
-			err := r.refuseOrDrop(func() error { return r.replaceLocked(r.cfg) }, ProbeReject)
-			return explain(err)
+			return explain(r.withoutLacking(func() error { return r.replaceLocked(r.cfg) }, r.dispensable()))
 		}},
 		// An earlier version's table takes a reset with a mark for a SYN.
 		r.takeStep(fwmarkReflect4, false),
@@ -93,14 +94,33 @@ func (r *Redirect) installSteps() []undo.Step {
 		r.takeStep(closeWaitTimeout, false))
 }
 
-// refuseOrDrop tries to make the table. If the kernel cannot refuse connections, it tries
-// again with a table that drops them.
-func (r *Redirect) refuseOrDrop(try, probe func() error) error {
+// lack is what the kernel may lack: the probe says so, and the flag makes a table without it.
+type lack struct {
+	probe func() error
+	flag  *bool
+}
+
+// dispensable is what the table can do without.
+func (r *Redirect) dispensable() []lack {
+	return []lack{{ProbeReject, &r.silent}, {ProbeWireRoutes, &r.noRoutes}}
+}
+
+// withoutLacking tries to make the table. If that fails and the kernel lacks something that the table can do
+// without, it tries again with a table that does.
+func (r *Redirect) withoutLacking(try func() error, lacks []lack) error {
 	err := try()
-	if err == nil || errors.As(err, new(*ConfigError)) || probe() == nil {
+	if err == nil || errors.As(err, new(*ConfigError)) {
 		return err
 	}
-	r.silent = true
+	lacking := false
+	for _, l := range lacks {
+		if l.probe() != nil {
+			lacking, *l.flag = true, true
+		}
+	}
+	if !lacking {
+		return err
+	}
 	return try()
 }
 
@@ -123,7 +143,7 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 	_, looseOff := r.found[looseTracking]
 	c := content{
 		bypass: left, caught: r.caught.Sub(now).Truncate(time.Millisecond), found: r.found, looseOff: looseOff,
-		silent: r.silent, inPlace: cfg.Hold != nil,
+		silent: r.silent, noRoutes: r.noRoutes, inPlace: cfg.Hold != nil,
 	}
 	rs := newRuleset(r.conn)
 	rs.build(cfg, c)

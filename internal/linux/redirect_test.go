@@ -519,39 +519,45 @@ func TestRedirect_silentDoors(t *testing.T) {
 	}
 }
 
-// TestRedirect_refuseOrDrop: the table is made without refusals if the kernel has
-// none, and only then.
-func TestRedirect_refuseOrDrop(t *testing.T) {
+// TestRedirect_withoutLacking: the table is made without what the kernel lacks and the table can do without, and
+// only then.
+func TestRedirect_withoutLacking(t *testing.T) {
 	boom := errors.New("boom")
 	for _, c := range []struct {
-		name         string
-		fails, lacks error // the table with refusals, the probe
-		again        error // the table without
-		silent       bool
-		want         error
-		tries        int
+		name             string
+		fails            error // the table with all
+		refusals, routes error // the probes
+		again            error // the table without
+		silent, noRoutes bool
+		want             error
+		tries            int
 	}{
-		{"there", nil, boom, boom, false, nil, 1},
-		{"lacking", boom, boom, nil, true, nil, 2},
-		{"something else too", boom, boom, os.ErrInvalid, true, os.ErrInvalid, 2},
-		{"something else", boom, nil, nil, false, boom, 1},
-		{"configuration", &ConfigError{}, boom, nil, false, &ConfigError{}, 1},
+		{"there", nil, boom, boom, boom, false, false, nil, 1},
+		{"lacking refusals", boom, boom, nil, nil, true, false, nil, 2},
+		{"lacking routes", boom, nil, boom, nil, false, true, nil, 2},
+		{"lacking both", boom, boom, boom, nil, true, true, nil, 2},
+		{"something else too", boom, boom, nil, os.ErrInvalid, true, false, os.ErrInvalid, 2},
+		{"something else", boom, nil, nil, nil, false, false, boom, 1},
+		{"configuration", &ConfigError{}, boom, boom, nil, false, false, &ConfigError{}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var r Redirect
 			tries := 0
-			err := r.refuseOrDrop(func() error {
-				tries++
-				if r.silent {
-					return c.again
+			lacks := r.dispensable()
+			for i, err := range []error{c.refusals, c.routes} {
+				lacks[i].probe = func() error { return err }
+			}
+			err := r.withoutLacking(func() error {
+				if tries++; tries == 1 {
+					return c.fails
 				}
-				return c.fails
-			}, func() error { return c.lacks })
-			if fmt.Sprint(err) != fmt.Sprint(c.want) || r.silent != c.silent || tries != c.tries {
-				t.Errorf("%v after %d tries, silent %t", err, tries, r.silent)
+				return c.again
+			}, lacks)
+			if fmt.Sprint(err) != fmt.Sprint(c.want) || r.silent != c.silent || r.noRoutes != c.noRoutes || tries != c.tries {
+				t.Errorf("%v after %d tries, silent %t, without routes %t", err, tries, r.silent, r.noRoutes)
 			}
 		})
 	}
-	newNS(t) // has the needs of the probe
-	mustDo(t, ProbeReject())
+	newNS(t) // has the needs of the probes
+	mustDo(t, errors.Join(ProbeReject(), ProbeWireRoutes()))
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -229,6 +230,42 @@ func listenDual(t *testing.T, ns *NetNS, wildcard netip.Addr) uint16 {
 	}))
 	t.Cleanup(func() { _ = ln.Close() })
 	return ln.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+// TestRedirect_inboundForwarded: what a pod forwards goes on, also to a port on which a program of the pod listens on the
+// wildcard address. What comes to an address that the pod has by a local route only ends there.
+func TestRedirect_inboundForwarded(t *testing.T) {
+	for i, beyond := range []struct{ net, pod, far, routed string }{
+		{"10.99.8.0/24", "10.99.8.2", "10.99.8.1", "10.99.9.7"},
+		{"fd99:8::/64", "fd99:8::2", "fd99:8::1", "fd99:9::7"},
+	} {
+		f := families[i]
+		t.Run(f.name, func(t *testing.T) {
+			in := newInbound(t, f, nil)
+			far := newNS(t)
+			new(wireNet).join(t, in.pod, "eth1", far)
+			giveSysctl(t, in.pod, []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"}[i], "1")
+			bits := "/" + strconv.Itoa(f.pod.BitLen())
+			for ns, commands := range map[*NetNS]string{
+				in.pod:  "address add " + beyond.pod + bits + " dev eth1 nodad\nroute add " + beyond.net + " dev eth1\nroute add local " + beyond.routed + " dev lo\n",
+				far:     "address add " + beyond.far + bits + " dev eth1 nodad\nroute add " + beyond.net + " dev eth1\nroute add " + f.all().String() + " via " + beyond.pod + "\n",
+				in.peer: "route add " + beyond.net + " via " + f.pod.String() + "\nroute add " + beyond.routed + " via " + f.pod.String() + "\n",
+			} {
+				inNS(t, ns, commands, "ip", "-batch", "-")
+			}
+			answer(t, in.agent, "agent")
+			port := listenDual(t, in.pod, wildcardOf(f.pod))
+			server := netip.AddrPortFrom(netip.MustParseAddr(beyond.far), port)
+			answer(t, listen(t, far, nil, server.Addr(), port), "far")
+			for _, option := range []bool{false, true} {
+				in.wire.addOption(option)
+				want(t, served(t, in.peer, nil, server), "far")
+			}
+			for _, own := range []string{f.pod.String(), beyond.pod, beyond.routed} {
+				want(t, served(t, in.peer, nil, netip.AddrPortFrom(netip.MustParseAddr(own), port)), "agent")
+			}
+		})
+	}
 }
 
 func TestRedirect_inboundPorts(t *testing.T) {

@@ -310,8 +310,8 @@ func ProbeWire() error {
 		"use a kernel with CONFIG_NF_TABLES_INET, CONFIG_NFT_CT and named counters (Linux 4.10 or later)", err)
 }
 
-// ProbeWireRoutes tells whether nf_tables can look up the way back to a packet's
-// source.
+// ProbeWireRoutes tells whether nf_tables can look up routes: the way back to a packet's
+// source, and whether a packet is for the namespace itself.
 func ProbeWireRoutes() error {
 	err := probeTable(func(r *ruleset) {
 		c := r.chain(nftables.Chain{
