@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -89,6 +92,52 @@ func (l *lab) carried(t testing.TB, dst string) {
 		}
 		return ""
 	})
+}
+
+// TestHold_ownRoute: a connection that has a way which the agent's own does not have, since a routing rule is for its user only,
+// goes that way by itself, or does not come to be where SMC-R is required: the kernel may drop its SYN instead of refusing it, as
+// it looks for a route of user 0 once the verdict marks the SYN.
+func TestHold_ownRoute(t *testing.T) {
+	const user, far, table = 1234, "10.79.2.1", 99
+	for _, c := range []struct {
+		policies string
+		code     agentapi.Code
+		detail   string
+	}{
+		{preferAll, agentapi.CodeUndiverted, linux.ErrUnsent.Error()},
+		{requireAll, agentapi.CodeRequired, string(agentapi.CodeUndiverted)},
+	} {
+		t.Run(string(c.code), func(t *testing.T) {
+			l := newHoldLab(t, c.policies)
+			l.b.pod.links(t, func(h *netlink.Handle) error {
+				lo := value(h.LinkByName("lo"))(t)
+				return h.AddrAdd(lo, value(netlink.ParseAddr(far+"/32"))(t))
+			})
+			l.a.pod.links(t, func(h *netlink.Handle) error {
+				rule := netlink.NewRule()
+				rule.Family, rule.Table, rule.UIDRange = netlink.FAMILY_V4, table, netlink.NewRuleUIDRange(user, user)
+				return errors.Join(h.RuleAdd(rule), h.RouteAdd(&netlink.Route{Dst: value(netlink.ParseIPNet(far + "/32"))(t), Gw: net.ParseIP(podB), Table: table}))
+			})
+			must(t, l.a.pod.ns.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_syn_retries", []byte("1"), 0) }))
+			serve(t, l.b.pod.listen(t, far+":80"), echo)
+			l.a.start(t)
+			conn, err := l.a.pod.connectAs(user, "", netip.MustParseAddrPort(far+":80"))
+			if (err == nil) != (c.code == agentapi.CodeUndiverted) {
+				t.Fatalf("%s: connect: %v", c.code, err)
+			}
+			if err == nil {
+				exchange(t, conn, 1000)
+				must(t, conn.Close())
+			}
+			eventually(t, func() string {
+				e := value(l.a.client.Explain(t.Context(), podA, far+":80"))(t)
+				if len(e.Recent) == 0 || e.Recent[0].Reason != c.code || !strings.Contains(e.Recent[0].Detail, c.detail) {
+					return fmt.Sprintf("explanation %+v, want %s", e, c.code)
+				}
+				return ""
+			})
+		})
+	}
 }
 
 // TestHold_lost: where something in a pod drops what goes to the agent, a connection says so, and the next one to its

@@ -41,7 +41,11 @@ func (px *proxy) outbound(ctx context.Context, app *net.TCPConn, dst netip.AddrP
 		err = resetOnClose(tcp)
 	}
 	if err != nil {
-		px.resetBroken(s, tcp, agentapi.CodeConnect, err)
+		broken := connectCode(err)
+		if broken != agentapi.CodeConnect {
+			px.bypass(s, broken, true) // the next connections to it go directly
+		}
+		px.resetBroken(s, tcp, broken, err)
 		return
 	}
 	if code != agentapi.CodeOK {

@@ -109,6 +109,7 @@ func TestProxy_outbound(t *testing.T) {
 		deaf            bool // nobody listens at the destination
 		meshed          bool // another program redirects connections in the pod
 		bypErr          error
+		dialErr         error // of the agent's connection
 
 		want     string // mode
 		code     agentapi.Code
@@ -129,6 +130,10 @@ func TestProxy_outbound(t *testing.T) {
 		{name: "not selected", policies: "policies:\n- {name: p, ports: [9]}\n", want: "TCP", code: agentapi.CodeNoPolicy, detail: "port", uses: relayed, dials: 1},
 		{name: "refused", deaf: true, want: "reset", code: agentapi.CodeConnect, detail: "connection refused", dials: 1},
 		{name: "refused and not selected", policies: "policies:\n- {name: p, ports: [9]}\n", deaf: true, want: "reset", code: agentapi.CodeConnect, dials: 1},
+		{name: "no way for the agent", dialErr: errors.Join(syscall.ENETUNREACH, linux.ErrUnsent), want: "reset", code: agentapi.CodeUndiverted, detail: "no packet was sent", bypassed: agentapi.CodeUndiverted, dials: 1},
+		{name: "no way for the agent and required", policies: requireAll, dialErr: errors.Join(syscall.EPERM, linux.ErrUnsent), want: "reset", code: agentapi.CodeUndiverted, dials: 1},
+		{name: "no socket", dialErr: errors.Join(syscall.EMFILE, linux.ErrUnsent), want: "reset", code: agentapi.CodeConnect, dials: 1},
+		{name: "no way from a router on", dialErr: syscall.ENETUNREACH, want: "reset", code: agentapi.CodeConnect, dials: 1},
 		{name: "rendezvous breaks", err: errors.New("no CLC"), want: "reset", code: agentapi.CodeRendezvous, detail: "no CLC", bypassed: agentapi.CodeRendezvous, dials: 1},
 		{name: "peer resets in the rendezvous", err: syscall.ECONNRESET, want: "reset", code: agentapi.CodeRendezvous, dials: 1},
 		{name: "other redirector", meshed: true, want: "TCP", code: agentapi.CodeMesh, uses: relayed, bypassed: agentapi.CodeMesh, dials: 1},
@@ -149,7 +154,9 @@ func TestProxy_outbound(t *testing.T) {
 			p.px.surroundings.Store(&surroundings{caught: tt.meshed})
 			dials := 0
 			p.px.net = hookedNet{podNet: p.fakePod, out: func(ctx context.Context, _ linux.Control, _ netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
-				dials++
+				if dials++; tt.dialErr != nil {
+					return nil, tt.dialErr
+				}
 				return dialTCP(ctx, dst)
 			}}
 			dst := b.server()

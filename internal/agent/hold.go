@@ -375,11 +375,11 @@ func (h *hold) dial(ctx context.Context, s *session) *net.TCPConn {
 	tcp, err := px.net.dialOut(dctx, linux.Controls(px.agent.option.ControlDial, linux.ControlDelayACK, linux.ControlRecvErr), s.src.Addr(), s.dst)
 	stop()
 	if err != nil {
-		d := refusalOf(err)
-		if errors.Is(err, linux.ErrByReset) && !s.decision.Required {
+		d, code := refusalOf(err), connectCode(err)
+		if (errors.Is(err, linux.ErrByReset) || code != agentapi.CodeConnect) && !s.decision.Required {
 			d = synqueue.Pass
 		}
-		h.leave(s, fallback{code: agentapi.CodeConnect, detail: err.Error()}, d, rememberNever)
+		h.leave(s, fallback{code: code, detail: err.Error()}, d, rememberNever)
 		return nil
 	}
 	offered, err := px.agent.option.PeerOffered(tcp)
@@ -396,6 +396,15 @@ func (h *hold) dial(ctx context.Context, s *session) *net.TCPConn {
 		return nil
 	}
 	return tcp
+}
+
+// connectCode is why a dial failed with err. If the agent's own SYN was refused before it was sent, the application's went where
+// the agent's cannot: by a route for its user, for example.
+func connectCode(err error) agentapi.Code {
+	if errors.Is(err, linux.ErrUnsent) && refusalOf(err) != synqueue.Drop {
+		return agentapi.CodeUndiverted
+	}
+	return agentapi.CodeConnect
 }
 
 // refusalOf is how a connection ends like the agent's own, which failed with err.

@@ -157,7 +157,7 @@ func (c Code) describeSetUp() (text, advice string) {
 	case CodeLate:
 		return "the SMC-R rendezvous took so long that connect() was not kept waiting for it", "now and then, on a busy node, nothing; if it happens often, see whether the agents of both nodes have processor time enough (their limits, the nodes' load), and look at the health of the links"
 	}
-	return "the connection cannot be brought to the agent: its socket is bound to a network interface, or something in the pod drops what goes to loopback", "the detail says which: with a socket that is bound to an interface (SO_BINDTODEVICE, as of curl --interface eth0) it is plain TCP; a SYN that never came was dropped by something in the pod: look for rules there that drop what goes to loopback"
+	return "the connection cannot be brought to the agent: its socket is bound to a network interface, or something in the pod drops what goes to loopback, or lets the program connect and not the agent", "the detail says which: with a socket that is bound to an interface (SO_BINDTODEVICE, as of curl --interface eth0) it is plain TCP; a SYN that never came was dropped by something in the pod: look for rules there that drop what goes to loopback"
 }
 
 // describeEnd describes why a connection was refused or ended.

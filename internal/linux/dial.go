@@ -17,7 +17,8 @@ import (
 
 // DialInNS connects to dst from inside ns. control prepares the socket; local
 // is the address to connect from, or the zero Addr for the kernel's choice. Only the
-// socket is made in the namespace (see stock): no thread waits there for the peer.
+// socket is made in the namespace (see stock): no thread waits there for the peer. The error is
+// [ErrUnsent] if it does not come from the network.
 func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr, dst netip.AddrPort) (*net.TCPConn, error) {
 	dst = unmap(dst)
 	s, err := ns.socket(dst.Addr())
@@ -27,6 +28,8 @@ func DialInNS(ctx context.Context, ns *NetNS, control Control, local netip.Addr,
 	var c *net.TCPConn
 	if err == nil {
 		c, err = s.connect(ctx, dst)
+	} else {
+		err = errors.Join(err, ErrUnsent)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dial in %s: %w", ns, &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(dst), Err: err})
@@ -117,11 +120,15 @@ func (s *rawSocket) connect(ctx context.Context, dst netip.AddrPort) (*net.TCPCo
 	stop := context.AfterFunc(ctx, func() { _ = s.f.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()
 	err := withFD(s.raw, func(fd int) error { return unix.Connect(fd, sockaddr(dst)) })
-	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
+	begun := errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR)
+	if begun {
 		err = s.waitConnected()
 	}
 	if cerr := ctx.Err(); err != nil && cerr != nil {
 		return nil, cerr
+	}
+	if err != nil && !begun {
+		return nil, errors.Join(os.NewSyscallError("connect", err), ErrUnsent)
 	}
 	if err != nil {
 		return nil, errors.Join(os.NewSyscallError("connect", err), s.byWhom(err))
@@ -135,6 +142,11 @@ func (s *rawSocket) connect(ctx context.Context, dst netip.AddrPort) (*net.TCPCo
 	}
 	return c.(*net.TCPConn), nil
 }
+
+// ErrUnsent comes with the error of a dial that failed before a packet was sent: the kernel has no route
+// for this socket, or a program that it asks, as one of a cgroup, does not let it connect. It says nothing about
+// the destination, nor about a socket of another user or with another mark.
+var ErrUnsent = errors.New("no packet was sent")
 
 // ErrByReset comes with ECONNREFUSED if the destination itself refused, by a reset: no ICMP error
 // came.

@@ -484,7 +484,7 @@ func TestDialInNS(t *testing.T) {
 		before := openFDs(t)
 		for range 10 {
 			_, err := DialInNS(t.Context(), pod, nil, netip.Addr{}, netip.AddrPortFrom(f.peer, 1))
-			if !errors.Is(err, syscall.ECONNREFUSED) {
+			if !errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, ErrUnsent) {
 				t.Fatalf("dial: %v, want ECONNREFUSED", err)
 			}
 		}
@@ -496,8 +496,8 @@ func TestDialInNS(t *testing.T) {
 	t.Run("control fails", func(t *testing.T) {
 		boom := errors.New("boom")
 		control := func(_, _ string, _ syscall.RawConn) error { return boom }
-		if _, err := DialInNS(t.Context(), pod, control, netip.Addr{}, dst); !errors.Is(err, boom) {
-			t.Fatalf("dial: %v, want boom", err)
+		if _, err := DialInNS(t.Context(), pod, control, netip.Addr{}, dst); !errors.Is(err, boom) || !errors.Is(err, ErrUnsent) {
+			t.Fatalf("dial: %v, want boom, %v", err, ErrUnsent)
 		}
 	})
 	t.Run("canceled", func(t *testing.T) {
@@ -512,8 +512,14 @@ func TestDialInNS(t *testing.T) {
 	})
 	t.Run("foreign local address", func(t *testing.T) {
 		_, err := DialInNS(t.Context(), pod, nil, netip.MustParseAddr("192.0.2.1"), dst)
-		if !errors.Is(err, syscall.EADDRNOTAVAIL) {
-			t.Fatalf("dial: %v, want EADDRNOTAVAIL", err)
+		if !errors.Is(err, syscall.EADDRNOTAVAIL) || !errors.Is(err, ErrUnsent) {
+			t.Fatalf("dial: %v, want EADDRNOTAVAIL, %v", err, ErrUnsent)
+		}
+	})
+	t.Run("no route", func(t *testing.T) {
+		_, err := DialInNS(t.Context(), pod, nil, netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:80"))
+		if !errors.Is(err, syscall.ENETUNREACH) || !errors.Is(err, ErrUnsent) {
+			t.Fatalf("dial: %v, want ENETUNREACH, %v", err, ErrUnsent)
 		}
 	})
 }
