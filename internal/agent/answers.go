@@ -85,7 +85,7 @@ func (v View) Status() agentapi.Status {
 		s.Problems = append(s.Problems, "the configuration has no policies, so nothing is selected for SMC-R")
 	}
 	if g.meshed > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections, so nothing is on SMC-R there: see attachments", g.meshed))
+		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections or has rules for the owner or the mark of packets, so nothing is on SMC-R there: see attachments", g.meshed))
 	}
 	if g.unheld > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods SYNs are not held although node.holdSYNs is on: see attachments", g.unheld))

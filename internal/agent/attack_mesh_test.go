@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/linux"
 )
@@ -278,6 +280,31 @@ func TestAttack_meshInbound(t *testing.T) {
 			if n := l.b.passes(t); n != 0 {
 				t.Errorf("%d passed the server's agent, want 0", n)
 			}
+		})
+	}
+}
+
+// TestAttack_ownerFirewall: a user whom a firewall in the pod forbids to connect cannot do so by way of the agent, which
+// is another user. Without these rules the pod is served.
+func TestAttack_ownerFirewall(t *testing.T) {
+	const user, dst = 1234, podB + ":8001"
+	for _, hold := range []string{holdSYNs, ""} {
+		t.Run(strings.TrimSpace(hold), func(t *testing.T) {
+			l := newLab(t)
+			for _, n := range []*testNode{l.a, l.b} {
+				n.configure(t, l.option, hold+preferAll)
+			}
+			serve(t, l.b.pod.listen(t, dst), echo)
+			inSpace(t, l.a.pod, fmt.Sprintf("table inet f {\n chain out { type filter hook output priority 0; tcp dport 8001 meta skuid %d reject with tcp reset\n }\n}", user), "nft", "-f", "-")
+			l.a.start(t)
+			l.b.start(t)
+			if c, err := l.a.pod.connectAs(user, "", netip.MustParseAddrPort(dst)); !errors.Is(err, unix.ECONNREFUSED) {
+				_ = c.Close()
+				t.Errorf("connected in spite of the pod's firewall: %v", err)
+			}
+			l.wantMesh(t)
+			inSpace(t, l.a.pod, "", "nft", "delete table inet f")
+			l.carried(t, dst)
 		})
 	}
 }

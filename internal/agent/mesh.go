@@ -4,7 +4,6 @@ package agent
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -26,6 +25,10 @@ import (
 //     of the agent that they redirect, before it gets anywhere.
 //   - A destination that is to stay TCP is in the negative cache before the agent
 //     dials it.
+//
+// So it is with rules that match the owner of packets, as a pod's own firewall may have, which forbids a user to connect: what
+// the agent sends for the user's program has another owner. And with rules that change marks, by which packets find the agent.
+// Nothing catches a connection if such rules come between two looks.
 
 // surroundings are the rules of others in a pod's namespace, as of one look. They do not change.
 type surroundings struct {
@@ -37,13 +40,16 @@ type surroundings struct {
 	plain bool
 }
 
-// redirector names who else redirects connections; "" if nobody does.
-func (s *surroundings) redirector() string {
+// hindrance says which rules of others keep the pod's connections from the agent; "" if none do.
+func (s *surroundings) hindrance() string {
+	const redirects = "another program redirects connections in the pod: "
 	switch {
 	case s.Redirector != "":
-		return s.Redirector
+		return redirects + s.Redirector
 	case s.caught:
-		return "a connection of the agent's was redirected"
+		return redirects + "a connection of the agent's was redirected"
+	case s.Confused != "":
+		return "rules in the pod " + s.Confused
 	}
 	return ""
 }
@@ -64,17 +70,17 @@ func (s *surroundings) next(others linux.Others, caught bool, now time.Time, pat
 	return n
 }
 
-// meshed is why nothing can be on SMC-R in the pod because of another redirector. The proxy may be
+// meshed is why nothing can be on SMC-R in the pod because of the rules of others. The proxy may be
 // nil.
 func (px *proxy) meshed() unable {
 	if px == nil {
 		return unable{}
 	}
-	who := px.surroundings.Load().redirector()
-	if who == "" {
+	why := px.surroundings.Load().hindrance()
+	if why == "" {
 		return unable{}
 	}
-	return unable{fmt.Sprintf("another program redirects connections in the pod: %s", who), agentapi.CodeMesh}
+	return unable{why, agentapi.CodeMesh}
 }
 
 // unableFor is why nothing can be on SMC-R in a pod.
@@ -91,7 +97,7 @@ func (px *proxy) unreadableRules() string {
 	if px == nil || px.surroundings.Load().Unknown == "" {
 		return ""
 	}
-	return "another program that redirects connections in the pod would be noticed only when it takes one: " + px.surroundings.Load().Unknown
+	return "another program that redirects connections in the pod would be noticed only when it takes one, and rules that match the owner of packets not at all: " + px.surroundings.Load().Unknown
 }
 
 // lookPause is the pause before the next look for other redirectors. The more the last look cost,
@@ -124,19 +130,19 @@ func (px *proxy) recheckRedirectors(now time.Time) error {
 	is := was.next(others, caught, now, px.agent.cfg.untrackAfter)
 	px.surroundings.Store(is)
 	px.logMesh(was, is)
-	if was.redirector() != is.redirector() || was.plain != is.plain {
+	if was.hindrance() != is.hindrance() || was.plain != is.plain {
 		px.tableStale.Store(true)
 	}
 	return nil
 }
 
-// logMesh logs a redirector that came or went, and rules that cannot be read.
+// logMesh logs rules of others that came or went, and rules that cannot be read.
 func (px *proxy) logMesh(was, is *surroundings) {
-	switch who, before := is.redirector(), was.redirector(); {
-	case who != "" && who != before:
-		px.log.Warn("another program redirects connections in the pod; nothing is on SMC-R there", "redirector", who)
-	case who == "" && before != "":
-		px.log.Info("no other program redirects connections in the pod any more")
+	switch why, before := is.hindrance(), was.hindrance(); {
+	case why != "" && why != before:
+		px.log.Warn("rules of another program in the pod; nothing is on SMC-R there", "why", why)
+	case why == "" && before != "":
+		px.log.Info("no rules of other programs hinder the pod's connections any more")
 	}
 	if is.Unknown != "" && is.Unknown != was.Unknown {
 		px.log.Warn("rules in the pod cannot be read; a redirector is noticed when it takes a connection of the agent's", "why", is.Unknown)

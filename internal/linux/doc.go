@@ -63,6 +63,10 @@
 // of ours puts an element into the set "caught" before the SYN is delivered, and nothing
 // is diverted while that element is there ([Redirect.Caught]).
 //
+// FindOthers also finds rules that match the user, group or cgroup of packets, which do not
+// know the agent's packets for those of the program for which it sends them, and rules that
+// change marks. Nothing notices them when they take effect.
+//
 // # Connection tracking
 //
 // The table makes the kernel load connection tracking for the namespace. With Untracked,

@@ -15,6 +15,7 @@ import (
 	"unsafe"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -27,6 +28,9 @@ type Others struct {
 	// as a service mesh does. If there are more rules than are read, and none that was
 	// read redirects, it is assumed that another one does.
 	Redirector string
+	// Confused says what rules do that treats the agent's packets otherwise than those of the program for
+	// which it sends them, or that changes the marks by which the redirection steers packets, and where.
+	Confused string
 	// Rules may need connection tracking: any rule may, also one that cannot be read.
 	Rules string
 	// Unknown says which rules cannot be read, and why.
@@ -64,24 +68,43 @@ func (o *Others) finish(program string, err error) {
 	switch {
 	case errors.Is(err, ErrTooMuch):
 		o.note(fmt.Sprintf("rules of %s that were not looked through: there are more than %d, they have more than %d MiB or took longer than %v",
-			program, maxDumpEntries, maxDumpBytes>>20, maxDumpTime), true)
+			program, maxDumpEntries, maxDumpBytes>>20, maxDumpTime), redirects)
 	case err != nil:
 		why := fmt.Sprintf("rules of %s cannot be read: %v", program, err)
 		if o.Unknown != "" {
 			why = o.Unknown + "; " + why
 		}
 		o.Unknown = why
-		o.note("rules that cannot be read", false)
+		o.note("rules that cannot be read", 0)
 	}
 }
 
+// effect is what a rule does, as far as it matters to the redirection.
+type effect uint8
+
+// Effects.
+const (
+	redirects effect = 1 << iota // changes where a packet goes
+	owns                         // matches the user, group or cgroup of a packet's program
+	remarks                      // changes the mark of a packet
+)
+
 // note notes a rule of another program, if it is the first of its kind.
-func (o *Others) note(where string, redirects bool) {
+func (o *Others) note(where string, does effect) {
 	if o.Rules == "" {
 		o.Rules = where
 	}
-	if redirects && o.Redirector == "" {
+	if does&redirects != 0 && o.Redirector == "" {
 		o.Redirector = where
+	}
+	if o.Confused != "" {
+		return
+	}
+	switch {
+	case does&owns != 0:
+		o.Confused = "match the owner of packets: " + where
+	case does&remarks != 0:
+		o.Confused = "change the marks of packets: " + where
 	}
 }
 
@@ -104,7 +127,7 @@ func (o *Others) findNft(left *allowance) error {
 			return err
 		}
 	}
-	hooked := map[nftables.Table]bool{} // tables with chains where destinations can be changed
+	hooked := map[nftables.Table]effect{} // what rules of a table can do in its chains
 	for _, family := range seeing {
 		if !foreign[family] && family != nftables.TableFamilyINet {
 			continue
@@ -124,10 +147,23 @@ func (o *Others) findNft(left *allowance) error {
 	return nil
 }
 
-// findChains adds the tables with chains where destinations can be changed.
-func (o *Others) findChains(family nftables.TableFamily, left *allowance, hooked map[nftables.Table]bool) error {
+// effectsAt are those that matter in chains at a hook. The owner of a packet that came is that of the socket that will have it.
+func effectsAt(hook nftables.ChainHook) effect {
+	switch hook {
+	case *nftables.ChainHookPrerouting, *nftables.ChainHookOutput:
+		return redirects | owns | remarks
+	case *nftables.ChainHookPostrouting: // packets over loopback keep their mark
+		return owns | remarks
+	case *nftables.ChainHookInput:
+		return owns
+	}
+	return 0
+}
+
+// findChains adds what the rules of tables can do in their chains.
+func (o *Others) findChains(family nftables.TableFamily, left *allowance, hooked map[nftables.Table]effect) error {
 	return eachNft(unix.NFT_MSG_GETCHAIN, family, left, func(ad *netlink.AttributeDecoder) {
-		t, name, here, rules := nftables.Table{Family: family}, "", false, uint32(0)
+		t, name, can, rules := nftables.Table{Family: family}, "", effect(0), uint32(0)
 		for ad.Next() {
 			switch ad.Type() {
 			case unix.NFTA_CHAIN_TABLE:
@@ -143,8 +179,7 @@ func (o *Others) findChains(family nftables.TableFamily, left *allowance, hooked
 					h.ByteOrder = binary.BigEndian
 					for h.Next() {
 						if h.Type() == unix.NFTA_HOOK_HOOKNUM {
-							n := nftables.ChainHook(h.Uint32())
-							here = n == *nftables.ChainHookPrerouting || n == *nftables.ChainHookOutput
+							can = effectsAt(nftables.ChainHook(h.Uint32()))
 						}
 					}
 					return nil
@@ -154,20 +189,20 @@ func (o *Others) findChains(family nftables.TableFamily, left *allowance, hooked
 		switch {
 		case family == nftables.TableFamilyINet && t.Name == tableName:
 			o.Untracked = o.Untracked || name == chainPlainOut && rules > 0
-		case here:
-			hooked[t] = true
+		default:
+			hooked[t] |= can
 		}
 	}, nil)
 }
 
 // findRules reads the rules of other programs until one redirects.
-func (o *Others) findRules(family nftables.TableFamily, left *allowance, hooked map[nftables.Table]bool) error {
+func (o *Others) findRules(family nftables.TableFamily, left *allowance, hooked map[nftables.Table]effect) error {
 	return eachNft(unix.NFT_MSG_GETRULE, family, left, func(ad *netlink.AttributeDecoder) {
 		r := foreignRule{table: nftables.Table{Family: family}}
 		r.parse(ad)
 		own := family == nftables.TableFamilyINet && r.table.Name == tableName
-		if redirects := r.redirects && hooked[r.table]; ad.Err() == nil && !own && (redirects || o.Rules == "") {
-			o.note(fmt.Sprintf("nftables table %s %s, chain %s", familyWord(family), r.table.Name, r.chain), redirects)
+		if does := r.does & hooked[r.table]; ad.Err() == nil && !own && (does != 0 || o.Rules == "") {
+			o.note(fmt.Sprintf("nftables table %s %s, chain %s", familyWord(family), r.table.Name, r.chain), does)
 		}
 	}, func() bool { return o.Redirector == "" })
 }
@@ -207,9 +242,9 @@ func eachNft(request uint16, family nftables.TableFamily, left *allowance, f fun
 
 // foreignRule is what is read of a rule.
 type foreignRule struct {
-	table     nftables.Table
-	chain     string
-	redirects bool
+	table nftables.Table
+	chain string
+	does  effect
 }
 
 // nfgenSize is struct nfgenmsg, whose first byte is the family.
@@ -226,7 +261,7 @@ func (r *foreignRule) parse(ad *netlink.AttributeDecoder) {
 			ad.Nested(func(list *netlink.AttributeDecoder) error {
 				for list.Next() {
 					list.Nested(func(e *netlink.AttributeDecoder) error {
-						r.redirects = redirects(e) || r.redirects
+						r.does |= effectOf(e)
 						return nil
 					})
 				}
@@ -236,58 +271,98 @@ func (r *foreignRule) parse(ad *netlink.AttributeDecoder) {
 	}
 }
 
-// redirects reports whether an expression changes where a packet goes: redir,
-// tproxy, nat of the destination, or a target of iptables that does.
-func redirects(e *netlink.AttributeDecoder) bool {
+// effectOf is what an expression does.
+func effectOf(e *netlink.AttributeDecoder) (does effect) {
 	e.ByteOrder = binary.BigEndian
-	name, hit := "", false
+	name := ""
 	for e.Next() {
 		switch e.Type() {
 		case unix.NFTA_EXPR_NAME:
-			name = e.String()
-			hit = name == "redir" || name == "tproxy"
-		case unix.NFTA_EXPR_DATA:
-			if name != "nat" && name != "target" {
-				continue
+			if name = e.String(); name == "redir" || name == "tproxy" {
+				does = redirects
 			}
+		case unix.NFTA_EXPR_DATA:
 			e.Nested(func(d *netlink.AttributeDecoder) error {
 				d.ByteOrder = binary.BigEndian
-				for d.Next() {
-					switch {
-					case name == "nat" && d.Type() == unix.NFTA_NAT_TYPE:
-						hit = d.Uint32() == unix.NFT_NAT_DNAT
-					case name == "target" && d.Type() == unix.NFTA_TARGET_NAME:
-						hit = targetRedirects(d.String())
-					}
-				}
+				does |= effectOfData(name, d)
 				return nil
 			})
 		}
 	}
-	return hit
+	return does
 }
 
-// targetRedirects tells whether a target of iptables changes the destination.
-func targetRedirects(name string) bool {
+// effectOfData is what an expression of this name does by its attributes: nat of the destination, a match on the
+// owner, a mark that is set, or a match or target of iptables that does one of these.
+func effectOfData(name string, d *netlink.AttributeDecoder) (does effect) {
+	key, sets := uint32(0), false
+	for d.Next() {
+		switch t := d.Type(); {
+		case name == "nat" && t == unix.NFTA_NAT_TYPE && d.Uint32() == unix.NFT_NAT_DNAT:
+			does = redirects
+		case name == "target" && t == unix.NFTA_TARGET_NAME:
+			does = effectOfTarget(d.String())
+		case name == "match" && t == unix.NFTA_MATCH_NAME:
+			does = effectOfMatch(d.String())
+		case name == "socket" && t == nftaSocketKey && d.Uint32() == uint32(expr.SocketKeyCgroupv2):
+			does = owns
+		case name == "meta" && t == unix.NFTA_META_KEY:
+			key = d.Uint32()
+		case name == "meta" && t == unix.NFTA_META_SREG:
+			sets = true
+		}
+	}
+	if name == "meta" {
+		does = effectOfMeta(key, sets)
+	}
+	return does
+}
+
+// nftaSocketKey is NFTA_SOCKET_KEY, which x/sys lacks.
+const nftaSocketKey = 1
+
+func effectOfMeta(key uint32, sets bool) effect {
+	switch {
+	case sets && key == unix.NFT_META_MARK:
+		return remarks
+	case !sets && (key == unix.NFT_META_SKUID || key == unix.NFT_META_SKGID || key == unix.NFT_META_CGROUP):
+		return owns
+	}
+	return 0
+}
+
+// effectOfTarget is what a target of iptables does.
+func effectOfTarget(name string) effect {
 	switch name {
 	case "REDIRECT", "DNAT", "TPROXY", "NETMAP":
-		return true
+		return redirects
+	case "MARK", "CONNMARK":
+		return remarks
 	}
-	return false
+	return 0
+}
+
+// effectOfMatch is what a match of iptables does.
+func effectOfMatch(name string) effect {
+	if name == "owner" || name == "cgroup" {
+		return owns
+	}
+	return 0
 }
 
 // legacy is one of the two iptables with tables of their own in the kernel, which
 // nftables does not show. The offsets are those of struct ipt_entry and
-// ip6t_entry.
+// ip6t_entry, behind which an entry's matches follow.
 type legacy struct {
 	program, names string // names is the file with the names of the existing tables
 	domain, level  int
 	target, next   int
+	matches        int
 }
 
 var legacies = [...]legacy{
-	{"iptables", "/proc/thread-self/net/ip_tables_names", unix.AF_INET, unix.SOL_IP, 88, 90},
-	{"ip6tables", "/proc/thread-self/net/ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 140, 142},
+	{"iptables", "/proc/thread-self/net/ip_tables_names", unix.AF_INET, unix.SOL_IP, 88, 90, 112},
+	{"ip6tables", "/proc/thread-self/net/ip6_tables_names", unix.AF_INET6, unix.SOL_IPV6, 140, 142, 168},
 }
 
 const (
@@ -299,7 +374,7 @@ const (
 	infoSize, infoHooks, infoEntries, infoBytes = 84, 32, 76, 80
 	// struct ipt_get_entries: the name, the size, and the entries.
 	tableNameSize, entriesHeader = 32, 40
-	// struct xt_entry_target: its size, and its name.
+	// struct xt_entry_target and xt_entry_match: its size, and its name.
 	targetName, targetNameSize = 2, 29
 )
 
@@ -328,7 +403,7 @@ func (o *Others) findLegacy(l legacy, left *allowance) error {
 			return fmt.Errorf("table %s: %w", name, err)
 		}
 		if rules {
-			o.note(fmt.Sprintf("%s table %s", l.program, name), l.redirects(entries))
+			o.note(fmt.Sprintf("%s table %s", l.program, name), l.effect(entries))
 		}
 		if o.Redirector != "" {
 			return nil
@@ -369,20 +444,32 @@ func (l legacy) table(fd int, name string, left *allowance) (entries []byte, rul
 	return nil, false, unix.EAGAIN
 }
 
-// redirects tells whether an entry of a table changes the destination.
-func (l legacy) redirects(b []byte) bool {
+// effect is what the entries of a table do.
+func (l legacy) effect(b []byte) (does effect) {
+	const head = targetName + targetNameSize
 	for len(b) > l.next+2 {
 		target, next := int(binary.NativeEndian.Uint16(b[l.target:])), int(binary.NativeEndian.Uint16(b[l.next:]))
-		if next <= l.next || next > len(b) || target+targetName+targetNameSize > next {
-			return false
+		if next <= l.next || next > len(b) || target+head > next {
+			break
 		}
-		name, _, _ := bytes.Cut(b[target+targetName:target+targetName+targetNameSize], []byte{0})
-		if targetRedirects(string(name)) {
-			return true
+		for m := l.matches; m+head <= target; {
+			does |= effectOfMatch(extensionName(b[m:]))
+			size := int(binary.NativeEndian.Uint16(b[m:]))
+			if size < head {
+				break
+			}
+			m += size
 		}
+		does |= effectOfTarget(extensionName(b[target:]))
 		b = b[next:]
 	}
-	return false
+	return does
+}
+
+// extensionName is the name in a match or target of iptables.
+func extensionName(b []byte) string {
+	name, _, _ := bytes.Cut(b[targetName:targetName+targetNameSize], []byte{0})
+	return string(name)
 }
 
 // getsockopt calls getsockopt(2) with a buffer that the kernel reads and fills: x/sys has

@@ -84,6 +84,62 @@ func TestFindOthers(t *testing.T) {
 	}
 }
 
+// TestFindOthers_confused: which rules count as such that confuse the packets of the agent with those of a program, or take the
+// marks away by which they are steered.
+func TestFindOthers_confused(t *testing.T) {
+	const owner, marks = "match the owner of packets: ", "change the marks of packets: "
+	out := func(rule string) string {
+		return "table inet f {\n chain o { type filter hook output priority 0; " + rule + "\n }\n}"
+	}
+	at := func(hook, rule string) string {
+		return "table inet f {\n chain own { " + rule + "\n }\n chain o { type filter hook " + hook + " priority -150; jump own\n }\n}"
+	}
+	const inO, inOwn = "nftables table inet f, chain o", "nftables table inet f, chain own"
+	for _, c := range []struct {
+		name, nft string
+		args      []string // of iptables, unless nft is given
+		want      string
+	}{
+		{"user", out("meta skuid 1000 reject"), nil, owner + inO},
+		{"users of a set", out("meta skgid { 7, 1000 } drop"), nil, owner + inO},
+		{"net_cls", out("meta cgroup 7 drop"), nil, owner + inO},
+		{"cgroup", out(`socket cgroupv2 level 0 "/" counter`), nil, owner + inO},
+		{"user, behind postrouting", at("postrouting", "meta skuid != 0 accept"), nil, owner + inOwn},
+		{"user, behind input", at("input", "meta skuid 1000 drop"), nil, owner + inOwn},
+		{"user, of what is forwarded", at("forward", "meta skuid 1000 drop"), nil, ""},
+		{"mark", out("tcp dport 80 meta mark set 7"), nil, marks + inO},
+		{"mark of the connection", at("prerouting", "meta mark set ct mark"), nil, marks + inOwn},
+		{"mark, behind input", at("input", "meta mark set 7"), nil, ""},
+		{"mark, only looked at", out("meta mark 7 accept"), nil, ""},
+		{"mark of the connection only", out("ct mark set 7"), nil, ""},
+		{"class", out("meta priority set 1:7"), nil, ""},
+		{"socket's mark", out("socket transparent 1 accept"), nil, ""},
+		{"iptables-nft owner", "", []string{"iptables-nft", "-A", "OUTPUT", "-m", "owner", "--uid-owner", "1000", "-j", "DROP"}, owner + "nftables table ip filter, chain OUTPUT"},
+		{"iptables-nft mark", "", []string{"iptables-nft", "-t", "mangle", "-A", "OUTPUT", "-p", "tcp", "-j", "MARK", "--set-mark", "7"}, marks + "nftables table ip mangle, chain OUTPUT"},
+		{"iptables-nft connmark", "", []string{"ip6tables-nft", "-t", "mangle", "-A", "PREROUTING", "-j", "CONNMARK", "--restore-mark"}, marks + "nftables table ip6 mangle, chain PREROUTING"},
+		{"iptables owner", "", []string{"iptables-legacy", "-A", "OUTPUT", "-p", "tcp", "-m", "owner", "--gid-owner", "1000", "-j", "DROP"}, owner + "iptables table filter"},
+		{"ip6tables owner", "", []string{"ip6tables-legacy", "-A", "OUTPUT", "-p", "tcp", "-m", "tcp", "--dport", "80", "-m", "owner", "!", "--uid-owner", "0", "-j", "ACCEPT"}, owner + "ip6tables table filter"},
+		{"iptables cgroup", "", []string{"iptables-legacy", "-A", "OUTPUT", "-m", "cgroup", "--cgroup", "7", "-j", "DROP"}, owner + "iptables table filter"},
+		{"iptables mark", "", []string{"iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "MARK", "--set-xmark", "0x10000/0x10000"}, marks + "iptables table mangle"},
+		{"iptables, other match", "", []string{"iptables-legacy", "-A", "OUTPUT", "-p", "tcp", "-m", "mark", "--mark", "7", "-j", "ACCEPT"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ns := newNS(t)
+			install(t, ns, testConfig(families[0])) // our own table looks at marks, and does not count
+			if c.nft != "" {
+				inNS(t, ns, c.nft, "nft", "-f", "-")
+			} else {
+				inNS(t, ns, "", c.args...)
+			}
+			got, err := FindOthers(ns)
+			mustDo(t, err)
+			if got.Confused != c.want || got.Redirector != "" || got.Rules == "" {
+				t.Errorf("%+v, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 // TestFindOthers_leavesNoTable: FindOthers leaves no tables of iptables behind in a namespace that had none.
 func TestFindOthers_leavesNoTable(t *testing.T) {
 	ns := newNS(t)
