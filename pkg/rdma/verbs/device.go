@@ -54,6 +54,7 @@ type Device struct {
 // without that GID is down: no packet gets out of it.
 type portNow struct {
 	attr  rdma.PortAttr
+	said  rdma.PortState // by the device, with or without the GID
 	gids  []rdma.GIDEntry
 	links map[string]int // indexes of the network interfaces of gids, by name
 }
@@ -244,7 +245,7 @@ func (d *Device) query() (*portNow, error) {
 		return nil, fmt.Errorf("query port %d: %w", d.port, verbError(err))
 	}
 	if d.is != nil { // iWARP, whose connections are named by addresses
-		return &portNow{attr: p.attr, gids: []rdma.GIDEntry{d.gid}}, nil
+		return &portNow{attr: p.attr, said: p.attr.State, gids: []rdma.GIDEntry{d.gid}}, nil
 	}
 	gids, interfaces, err := ibvQueryGIDs(d.handle, d.port, p.gids*max(d.limits.ports, 1))
 	if err != nil {
@@ -259,7 +260,7 @@ func (d *Device) query() (*portNow, error) {
 			links[g.NetDev] = interfaces[i]
 		}
 	}
-	return &portNow{attr: p.attr, gids: gids, links: links}, nil
+	return &portNow{attr: p.attr, said: p.attr.State, gids: gids, links: links}, nil
 }
 
 // store makes n what Port and GIDs answer.
@@ -383,8 +384,8 @@ func (d *Device) watch() {
 				d.lost(errors.New("it was removed"))
 				return
 			}
-			if time.Since(asked) >= mtuInterval {
-				d.refreshMTU()
+			if time.Since(asked) >= askInterval {
+				d.ask()
 				asked = time.Now()
 			}
 		case waited != nil:
@@ -446,18 +447,23 @@ func (d *Device) refresh() {
 	}
 }
 
-// refreshMTU asks for the port's MTU. The kernel derives it from that of the
-// network interface, and tells nobody when that changes. Queue pairs that are
-// connected keep what they have; those made from now on ask Port.
-func (d *Device) refreshMTU() {
+// ask asks for the port's state and MTU, of which events may not tell: some drivers
+// have one for a network interface that is set down but none for a cable that is
+// pulled, or none at all, and the kernel derives the MTU from that of the interface
+// and tells nobody. Queue pairs that are connected keep the MTU that they have;
+// those made from now on ask Port.
+func (d *Device) ask() {
 	p, err := ibvQueryPort(d.handle, d.port)
 	before := d.now.Load()
-	if err != nil || p.attr.ActiveMTU == before.attr.ActiveMTU {
-		return
+	switch {
+	case err != nil: // the device's end tells more
+	case p.attr.State != before.said:
+		d.refresh()
+	case p.attr.ActiveMTU != before.attr.ActiveMTU:
+		n := *before
+		n.attr.ActiveMTU = p.attr.ActiveMTU
+		d.now.Store(&n)
 	}
-	n := *before
-	n.attr.ActiveMTU = p.attr.ActiveMTU
-	d.now.Store(&n)
 }
 
 // tell posts a port event to all contexts.

@@ -26,3 +26,11 @@ func (d *Device) Fail(f func(call string) error) {
 	}
 	d.fault.Store(&f)
 }
+
+// Mistake has the device take its port for one in the state s, as if the port had
+// changed since and no event had told of it.
+func (d *Device) Mistake(s rdma.PortState) {
+	n := *d.now.Load()
+	n.attr.State, n.said = s, s
+	d.now.Store(&n)
+}

@@ -56,8 +56,8 @@ const (
 	// there. Some drivers, rxe among them, tell nobody that it is being removed
 	// and wait until everybody has closed it.
 	goneInterval = 250 * time.Millisecond
-	// mtuInterval is the pause between two questions for the port's MTU, which no
-	// event tells of. A link that is made in between does not come about if the
-	// MTU is too large; the next one does.
-	mtuInterval = time.Second
+	// askInterval is the pause between two questions for the port's state and MTU,
+	// of which events may not tell. A link that is made in between does not come
+	// about if the port is down or the MTU is too large; the next one does.
+	askInterval = time.Second
 )

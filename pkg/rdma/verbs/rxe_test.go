@@ -158,6 +158,36 @@ func TestRXE_port(t *testing.T) {
 	}
 }
 
+// TestRXE_portUntold has the port go down and come up without an event, as with
+// drivers that send none when a cable is pulled.
+func TestRXE_portUntold(t *testing.T) {
+	d := open(t)
+	c, err := d.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	netdev := d.GIDs()[0].NetDev
+	want := func(kind rdma.EventKind, s rdma.PortState) {
+		t.Helper()
+		rdmatest.AwaitEvent(t, c, kind)
+		if now := d.Port().State; now != s {
+			t.Errorf("port is %v, want %v", now, s)
+		}
+	}
+	d.Mistake(rdma.PortDown)
+	want(rdma.EventPortActive, rdma.PortActive)
+
+	run(t, "ip", "link", "set", netdev, "down")
+	want(rdma.EventPortDown, rdma.PortDown)
+	d.Mistake(rdma.PortActive)
+	want(rdma.EventPortDown, rdma.PortDown)
+	run(t, "ip", "link", "set", netdev, "up")
+	want(rdma.EventPortActive, rdma.PortActive)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRXE_mtu changes the MTU of the network interface, of which no event tells.
 func TestRXE_mtu(t *testing.T) {
 	d := open(t)
