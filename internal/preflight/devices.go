@@ -97,7 +97,7 @@ func describe(i *verbs.Info) RDMADevice {
 		for _, g := range p.GIDs {
 			port.GIDs = append(port.GIDs, gidOf(g))
 		}
-		switch g, why, err := verbs.ChooseGID(p.GIDs, verbs.GIDWish{}); {
+		switch g, why, err := p.ChooseGID(verbs.GIDWish{}); {
 		case i.NodeType == "rnic":
 			port.Why = "it is an iWARP device, and SMC-R is for RoCE"
 		case p.LinkLayer == "InfiniBand":

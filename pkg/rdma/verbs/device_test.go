@@ -461,7 +461,7 @@ func TestDevice_isListed(t *testing.T) {
 			continue
 		}
 		p := i.Ports[d.PortNum()-1]
-		g, why, err := verbs.ChooseGID(p.GIDs, verbs.GIDWish{})
+		g, why, err := p.ChooseGID(verbs.GIDWish{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,25 @@ type GIDWish struct {
 // address, then of a global, a unique local and last of a link-local IPv6
 // address, and of several the one in the lowest row. Packets of a RoCE v2 GID
 // are routed by its address, so a link-local GID reaches the own segment only.
+//
+// A row without a network interface is chosen only if no other can be: its interface
+// is in another network namespace, as that of a macvlan or ipvlan child in a pod, and
+// with the child its address goes away.
 func ChooseGID(table []rdma.GIDEntry, want GIDWish) (e rdma.GIDEntry, why string, err error) {
+	var here []rdma.GIDEntry
+	for _, g := range table {
+		if g.NetDev != "" {
+			here = append(here, g)
+		}
+	}
+	if e, why, err = chooseGID(here, want); err == nil {
+		return e, why, nil
+	}
+	return chooseGID(table, want)
+}
+
+// chooseGID is ChooseGID where it does not matter whose a row is.
+func chooseGID(table []rdma.GIDEntry, want GIDWish) (e rdma.GIDEntry, why string, err error) {
 	if want.Type == rdma.GIDTypeUnknown {
 		want.Type = rdma.GIDTypeRoCEv2
 	}

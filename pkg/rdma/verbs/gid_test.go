@@ -25,6 +25,9 @@ func TestChooseGID(t *testing.T) {
 	both := append(v6[:5:5], row(5, v1, "10.0.0.1"), row(6, v2, "10.0.0.1"), row(7, v2, "10.0.0.2"))
 	child := row(8, v2, "10.0.0.0")
 	child.NetDev = "net1"
+	elsewhere := row(2, v2, "10.9.0.5")
+	elsewhere.NetDev = ""
+	pods := append(linkLocal[:2:2], elsewhere)
 	for _, c := range []struct {
 		name  string
 		table []rdma.GIDEntry
@@ -43,6 +46,9 @@ func TestChooseGID(t *testing.T) {
 		{"link-local as the last", linkLocal, GIDWish{}, 1, "does not reach beyond the segment"},
 		{"of an interface", append(both[:8:8], child), GIDWish{NetDev: "net1"}, 8, "10.0.0.0 of net1: the first IPv4 address"},
 		{"not of another interface", append(v6[:5:5], child), GIDWish{NetDev: "eth0"}, 4, "first global IPv6 address"},
+		{"not of a child in a pod", pods, GIDWish{}, 1, "of eth0: only a link-local address is there"},
+		{"of a child in a pod, as configured", pods, GIDWish{Addr: netip.MustParseAddr("10.9.0.5")}, 2, "the address that is configured"},
+		{"of a child in a pod, as there is no other", []rdma.GIDEntry{linkLocal[0], row(1, v1, "10.0.0.1"), elsewhere}, GIDWish{}, 2, "first IPv4 address"},
 		{"no such interface", both, GIDWish{NetDev: "net1"}, -1, "no RoCE v2 GID of interface net1: the port has 0:"},
 		{"no such address", both, GIDWish{Addr: netip.MustParseAddr("10.0.0.3")}, -1, "no RoCE v2 GID of address 10.0.0.3: the port has 0: fe80::1 (RoCE v1), 1:"},
 		{"no such type", []rdma.GIDEntry{row(0, v1, "10.0.0.1")}, GIDWish{}, -1, "no RoCE v2 GID: the port has 0: 10.0.0.1 (RoCE v1)"},

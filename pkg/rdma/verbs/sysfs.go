@@ -41,6 +41,21 @@ type PortInfo struct {
 	// MTU is the path MTU that fits NetDevMTU, 0: unknown.
 	MTU  rdma.MTU
 	GIDs []rdma.GIDEntry
+	// Elsewhere are the Index of GIDs whose network interfaces are in other network
+	// namespaces. Of these the kernel tells the names that they have there.
+	Elsewhere []int
+}
+
+// ChooseGID is [ChooseGID] for the port: it knows which of its GIDs are of other
+// network namespaces.
+func (p *PortInfo) ChooseGID(want GIDWish) (rdma.GIDEntry, string, error) {
+	table := slices.Clone(p.GIDs)
+	for i := range table {
+		if slices.Contains(p.Elsewhere, table[i].Index) {
+			table[i].NetDev = ""
+		}
+	}
+	return ChooseGID(table, want)
 }
 
 // Devices returns the RDMA devices of the kernel, by name. It reads sysfs: it
@@ -160,8 +175,8 @@ func (s sysfs) port(device string, num int, parent string) PortInfo {
 		PhysState: s.value(dir, "phys_state"),
 		LinkLayer: s.text(dir, "link_layer"),
 		NetDev:    parent,
-		GIDs:      s.gids(dir),
 	}
+	p.GIDs, p.Elsewhere = s.gids(dir)
 	rate, _, _ := strings.Cut(s.text(dir, "rate"), " ")
 	if f, err := strconv.ParseFloat(rate, 64); err == nil {
 		p.RateGbps = f
@@ -175,9 +190,8 @@ func (s sysfs) port(device string, num int, parent string) PortInfo {
 	return p
 }
 
-// gids reads a port's GID table.
-func (s sysfs) gids(port string) []rdma.GIDEntry {
-	var out []rdma.GIDEntry
+// gids reads a port's GID table, and which rows are of other network namespaces.
+func (s sysfs) gids(port string) (out []rdma.GIDEntry, elsewhere []int) {
 	nets := map[string]Interface{}
 	for row, empty := 0, 0; row <= maxGIDIndex && empty < gidGap; row++ {
 		n := strconv.Itoa(row)
@@ -194,10 +208,12 @@ func (s sysfs) gids(port string) []rdma.GIDEntry {
 		case "IB/RoCE v1", "RoCE v1":
 			g.Type = rdma.GIDTypeRoCEv1
 		}
-		describeGID(&g, nets, s.net)
+		if !describeGID(&g, nets, s.net) {
+			elsewhere = append(elsewhere, row)
+		}
 		out = append(out, g)
 	}
-	return out
+	return out, elsewhere
 }
 
 // pathMTU returns the largest path MTU whose packets fit an interface MTU, with
@@ -212,10 +228,11 @@ func pathMTU(bytes int) rdma.MTU {
 }
 
 // describeGID fills in what the network interface of a GID, which it names,
-// tells. Of each interface known keeps what lookUp said.
-func describeGID(g *rdma.GIDEntry, known map[string]Interface, lookUp func(string) Interface) {
+// tells, and reports whether the GID can be of that interface. Of each interface known
+// keeps what lookUp said.
+func describeGID(g *rdma.GIDEntry, known map[string]Interface, lookUp func(string) Interface) (here bool) {
 	if g.NetDev == "" {
-		return
+		return true
 	}
 	n, ok := known[g.NetDev]
 	if !ok {
@@ -223,4 +240,5 @@ func describeGID(g *rdma.GIDEntry, known map[string]Interface, lookUp func(strin
 		known[g.NetDev] = n
 	}
 	n.describe(g)
+	return n.Name != "" && n.has(*g)
 }

@@ -60,7 +60,7 @@ func TestDevices_soft(t *testing.T) {
 		class/infiniband/siw0/node_type: 4: RNIC
 		class/infiniband/siw0/ports/1/state: 1: DOWN
 	`), net: func(name string) Interface {
-		return Interface{MAC: rdma.MAC{2, 1}, Addrs: []netip.Prefix{
+		return Interface{Name: name, MAC: rdma.MAC{2, 1}, Addrs: []netip.Prefix{
 			netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("fe80::5054:ff:fe00:1/64"), netip.MustParsePrefix("10.1.1.1/32"),
 		}}
 	}}.devices()
@@ -83,6 +83,34 @@ func TestDevices_soft(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+}
+
+// TestPortInfo_ChooseGID has a pod's child of an interface that has only a link-local address. The kernel
+// tells the name that the child's interface has in the pod, which may be that of another one here.
+func TestPortInfo_ChooseGID(t *testing.T) {
+	for _, child := range []string{"net1", "eth1"} {
+		const port = "class/infiniband/mlx5_0/ports/1/"
+		all, err := sysfs{root: files(`
+			` + port + `gids/0: fe80:0000:0000:0000:0000:0000:0000:0001
+			` + port + `gid_attrs/types/0: RoCE v2
+			` + port + `gid_attrs/ndevs/0: ens1
+			` + port + `gids/1: 0000:0000:0000:0000:0000:ffff:0a09:0005
+			` + port + `gid_attrs/types/1: RoCE v2
+			` + port + `gid_attrs/ndevs/1: ` + child + `
+		`), net: func(name string) Interface {
+			return map[string]Interface{"ens1": {Name: "ens1"}, "eth1": {Name: "eth1", Addrs: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}}}[name]
+		}}.devices()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := all[0].Ports[0]
+		if g, why, err := p.ChooseGID(GIDWish{}); err != nil || g.Index != 0 {
+			t.Errorf("child %s: GID %d, %q, %v, want 0", child, g.Index, why, err)
+		}
+		if p.GIDs[1].NetDev != child {
+			t.Errorf("listed as of %q, want %q", p.GIDs[1].NetDev, child)
+		}
 	}
 }
 
