@@ -52,7 +52,7 @@ func newContext(d *Device) (*deviceContext, error) {
 	if err := d.before("open"); err != nil {
 		return nil, verbError(err)
 	}
-	h, err := ibvOpen(d.name)
+	h, err := ibvOpen(d.node.Name()) // whatever the device is called now
 	if err != nil {
 		return nil, verbError(openError(err))
 	}
@@ -60,7 +60,7 @@ func newContext(d *Device) (*deviceContext, error) {
 		dev: d, handle: h,
 		pds: make(map[*pd]struct{}), cqs: make(map[uint64]*cq), qps: make(map[rdma.QPN]*qp),
 	}
-	// It may be another device of the same name.
+	// It may be another device that has the node now.
 	node, err := os.Stat(nodePath(h))
 	if err == nil && !os.SameFile(node, d.node) {
 		err = rdma.ErrClosed

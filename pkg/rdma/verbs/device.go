@@ -72,7 +72,7 @@ func Open(cfg Config) (*Device, error) {
 		d.lookUp = InterfacesByIndex
 	}
 	var err error
-	if d.handle, err = ibvOpen(cfg.Name); err != nil {
+	if d.handle, err = openNamed(cfg.Name); err != nil {
 		return nil, wrap(openError(err))
 	}
 	if err := d.setUp(cfg); err != nil {
@@ -84,6 +84,16 @@ func Open(cfg Config) (*Device, error) {
 	}
 	d.wg.Go(d.watch)
 	return d, nil
+}
+
+// openNamed opens the device that has the name now. libibverbs goes on with the name
+// that a device had when the process saw it first, also when it has another one.
+func openNamed(name string) (ibvContext, error) {
+	node := hostSysfs().node(name)
+	if node == "" {
+		return nil, syscall.ENODEV
+	}
+	return ibvOpen(node)
 }
 
 // openError says what to do when a device cannot be opened.
@@ -182,7 +192,7 @@ func (l deviceLimits) enough() error {
 	return nil
 }
 
-func nodePath(c ibvContext) string { return "/sys/class/infiniband_verbs/" + ibvNode(c) }
+func nodePath(c ibvContext) string { return "/sys/" + classVerbs + "/" + ibvNode(c) }
 
 func (d *Device) driver() string { return hostSysfs().driver(d.name) }
 

@@ -78,8 +78,9 @@ func orErrno(err error) error {
 	return err
 }
 
-func ibvOpen(name string) (ibvContext, error) {
-	s := C.CString(name)
+// ibvOpen opens the device of a node, as in "uverbs0".
+func ibvOpen(node string) (ibvContext, error) {
+	s := C.CString(node)
 	defer C.free(unsafe.Pointer(s))
 	c, err := C.kv_open(s)
 	if c == nil {

@@ -40,7 +40,7 @@ func OpenIWARP(cfg IWARPConfig) (*IWARP, error) {
 	w := &IWARP{Device: d, addr: cfg.Addr}
 	d.is = w
 	var err error
-	if d.handle, err = ibvOpen(cfg.Name); err != nil {
+	if d.handle, err = openNamed(cfg.Name); err != nil {
 		return nil, wrap(openError(err))
 	}
 	if err = w.setUp(); err == nil {

@@ -188,6 +188,30 @@ func TestRXE_portUntold(t *testing.T) {
 	}
 }
 
+// TestRXE_renamed gives the device another name while it is open, as udev does with
+// some that were there before it. It is used as before, and can be opened by the new name.
+func TestRXE_renamed(t *testing.T) {
+	d := open(t)
+	before, now := d.Name(), "renamed0"
+	run(t, "rdma", "dev", "set", before, "name", now)
+	defer run(t, "rdma", "dev", "set", now, "name", before)
+	other, err := verbs.Open(verbs.Config{Name: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := other.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	x, y := rdmatest.Pair(t, d, other, rdmatest.Options{})
+	x.Send(t, x.Write(1, y, 0, 10))
+	rdmatest.AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
+	if _, err := verbs.Open(verbs.Config{Name: before}); !errors.Is(err, unix.ENODEV) || !strings.Contains(err.Error(), now) {
+		t.Errorf("open by the old name: %v, want ENODEV, and the new name", err)
+	}
+}
+
 // TestRXE_mtu changes the MTU of the network interface, of which no event tells.
 func TestRXE_mtu(t *testing.T) {
 	d := open(t)

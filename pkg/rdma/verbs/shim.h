@@ -301,8 +301,8 @@ static inline int kv_async_event(struct ibv_context *ctx, struct kv_async *out)
 	return 0;
 }
 
-/* kv_open opens the device of a name; NULL with errno. */
-static inline struct ibv_context *kv_open(const char *name)
+/* kv_open opens the device of a node, as in "uverbs0"; NULL with errno. */
+static inline struct ibv_context *kv_open(const char *node)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_context *ctx = NULL;
@@ -311,7 +311,7 @@ static inline struct ibv_context *kv_open(const char *name)
 	if (!list)
 		return NULL;
 	for (i = 0; list[i]; i++) {
-		if (strcmp(ibv_get_device_name(list[i]), name))
+		if (strcmp(list[i]->dev_name, node))
 			continue;
 		errno = 0;
 		ctx = ibv_open_device(list[i]);

@@ -167,6 +167,22 @@ func (s sysfs) driver(name string) string {
 	return ""
 }
 
+const classVerbs = "class/infiniband_verbs"
+
+// node is the name of a device's node, as in "uverbs0"; "" if it has none.
+func (s sysfs) node(device string) string {
+	all, err := fs.ReadDir(s.root, classVerbs)
+	if err != nil {
+		return ""
+	}
+	for _, e := range all {
+		if s.text(classVerbs, e.Name(), "ibdev") == device {
+			return e.Name()
+		}
+	}
+	return ""
+}
+
 func (s sysfs) port(device string, num int, parent string) PortInfo {
 	dir := path.Join(device, "ports", strconv.Itoa(num))
 	p := PortInfo{

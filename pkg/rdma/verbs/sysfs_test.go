@@ -86,6 +86,22 @@ func TestDevices_soft(t *testing.T) {
 	}
 }
 
+func TestSysfs_node(t *testing.T) {
+	s := sysfs{root: files(`
+		class/infiniband_verbs/abi_version: 6
+		class/infiniband_verbs/uverbs0/ibdev: rocep1s0f0
+		class/infiniband_verbs/uverbs1/ibdev: mlx5_0
+	`)}
+	for device, want := range map[string]string{"mlx5_0": "uverbs1", "rocep1s0f0": "uverbs0", "rocep1s0": "", "6": ""} {
+		if got := s.node(device); got != want {
+			t.Errorf("node of %s is %q, want %q", device, got, want)
+		}
+	}
+	if got := (sysfs{root: files("")}).node("mlx5_0"); got != "" {
+		t.Errorf("node %q without RDMA", got)
+	}
+}
+
 // TestPortInfo_ChooseGID has a pod's child of an interface that has only a link-local address. The kernel
 // tells the name that the child's interface has in the pod, which may be that of another one here.
 func TestPortInfo_ChooseGID(t *testing.T) {
