@@ -150,6 +150,7 @@ func (m *manager) run(ctx context.Context) *handover {
 			}
 			m.a.legacies.stopFinished(time.Now())
 			m.a.legacies.addNewDevices(m.a.rnics.Node())
+			m.a.raiseQueuePairs()
 		case s := <-m.syncs:
 			jobs := m.reconcile(ctx, true)
 			m.a.wire.reconcile(time.Now(), false)

@@ -36,6 +36,27 @@ func (l *ledger) setQueuePairs(device string, n int) {
 	l.reshare()
 }
 
+// raiseQueuePairs enters that a device of the node has more queue pairs than was known; fewer
+// change nothing.
+func (l *ledger) raiseQueuePairs(device string, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, known := l.devices[device]; known && n > l.limit[r] {
+		l.limit[r] = n
+		l.reshare()
+	}
+}
+
+// raiseQueuePairs enters what the node's devices have said since they were opened. Those that say how
+// many queue pairs are left said too little then, while another agent on the node had some.
+func (a *agent) raiseQueuePairs() {
+	for _, d := range a.rnics.Node().States() {
+		if c, ok := d.Open.(interface{ QueuePairs() int }); ok {
+			a.ledger.raiseQueuePairs(d.Name, c.QueuePairs())
+		}
+	}
+}
+
 // TakeQP implements smcr.QueuePairAccount.
 func (a *account) TakeQP(client netip.Addr, device string) error {
 	r, shared := a.ledger.queuePairsOf(device)

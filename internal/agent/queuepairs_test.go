@@ -3,8 +3,10 @@
 package agent
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -80,6 +82,55 @@ func TestLedger_queuePairsOfMembers(t *testing.T) {
 	}
 	if n != 80 {
 		t.Errorf("pods that share a stack and are alone have %d queue pairs, want 80", n)
+	}
+}
+
+// countingDevice is a device that says how many queue pairs are left.
+type countingDevice struct {
+	*fakeOpen
+	left *atomic.Int64
+}
+
+func (d countingDevice) Attr() rdma.DeviceAttr { return rdma.DeviceAttr{Provider: "verbs", MaxQP: 10} }
+func (d countingDevice) QueuePairs() int       { return int(d.left.Load()) }
+
+// TestRun_raisesQueuePairs: a device was opened while another agent had most of its queue pairs, and
+// says later that there are more.
+func TestRun_raisesQueuePairs(t *testing.T) {
+	b, hs := hardwareBench(t, "rxe0")
+	var left atomic.Int64
+	left.Store(10)
+	b.cfg.openDevice = func(string, config.Device, bool) (rdma.Device, func() error, error) {
+		_, stop, err := hs[0].open()
+		return countingDevice{hs[0].opened[0], &left}, stop, err
+	}
+	var a *agent
+	b.cfg.Observe = func(v View) { a = v.a }
+	b.start()
+	limit := func() int {
+		r, _ := a.ledger.queuePairsOf(config.DeviceName(0, config.Device{RDMA: "rxe0"}))
+		a.ledger.mu.Lock()
+		defer a.ledger.mu.Unlock()
+		return a.ledger.limit[r]
+	}
+	if n := limit(); n != 10 {
+		t.Errorf("the device has %d queue pairs, want 10", n)
+	}
+	left.Store(100)
+	eventually(t, func() string {
+		if n := limit(); n != 100 {
+			return fmt.Sprintf("the device has %d queue pairs, want 100", n)
+		}
+		return ""
+	})
+	left.Store(50)
+	a.raiseQueuePairs()
+	if n := limit(); n != 100 {
+		t.Errorf("the device has %d queue pairs, want 100 as before", n)
+	}
+	a.ledger.raiseQueuePairs("of a pod", 100)
+	if _, shared := a.ledger.queuePairsOf("of a pod"); shared {
+		t.Error("the ledger has a pod's own device")
 	}
 }
 

@@ -40,6 +40,7 @@ type Device struct {
 	wg     sync.WaitGroup
 
 	now atomic.Pointer[portNow]
+	qps atomic.Int64 // see QueuePairs
 
 	// fault makes a call of libibverbs fail in tests: see before.
 	fault atomic.Pointer[func(call string) error]
@@ -146,6 +147,7 @@ func (d *Device) setUp(cfg Config) error {
 	}
 	d.link = n.links[d.gid.NetDev]
 	d.store(n)
+	d.qps.Store(int64(d.limits.qps))
 	d.inline = d.probeInline()
 	d.attr = rdma.DeviceAttr{
 		Provider:     "verbs",
@@ -316,6 +318,11 @@ func (d *Device) GIDChoice() string { return d.why }
 // Attr implements [rdma.Device].
 func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
 
+// QueuePairs is the most queue pairs that the device has said it has since Open, when
+// that was Attr's MaxQP. Some drivers, irdma among them, say how many are left, so that
+// those of other processes were missing.
+func (d *Device) QueuePairs() int { return int(d.qps.Load()) }
+
 // Port implements [rdma.Device].
 func (d *Device) Port() rdma.PortAttr { return d.now.Load().attr }
 
@@ -378,6 +385,7 @@ func (d *Device) end(why error) {
 // watch follows the port and the device until Close.
 func (d *Device) watch() {
 	asked := time.Now()
+	counted := asked
 	for {
 		var ev asyncEvent
 		var err error
@@ -397,6 +405,10 @@ func (d *Device) watch() {
 			if time.Since(asked) >= askInterval {
 				d.ask()
 				asked = time.Now()
+			}
+			if time.Since(counted) >= limitsInterval {
+				d.countQPs()
+				counted = time.Now()
 			}
 		case waited != nil:
 			return // closed
@@ -473,6 +485,13 @@ func (d *Device) ask() {
 		n := *before
 		n.attr.ActiveMTU = p.attr.ActiveMTU
 		d.now.Store(&n)
+	}
+}
+
+// countQPs asks how many queue pairs the device has.
+func (d *Device) countQPs() {
+	if l, err := ibvQueryDevice(d.handle); err == nil && int64(l.qps) > d.qps.Load() {
+		d.qps.Store(int64(l.qps))
 	}
 }
 

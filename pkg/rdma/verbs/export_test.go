@@ -34,3 +34,6 @@ func (d *Device) Mistake(s rdma.PortState) {
 	n.attr.State, n.said = s, s
 	d.now.Store(&n)
 }
+
+// Understate has the device have said that it has so many queue pairs.
+func (d *Device) Understate(qps int) { d.qps.Store(int64(qps)) }

@@ -77,6 +77,7 @@ func (w *IWARP) setUp() error {
 		return err
 	}
 	d.store(n)
+	d.qps.Store(int64(d.limits.qps))
 	d.attr = rdma.DeviceAttr{
 		Provider: "verbs", MaxQP: d.limits.qps, MaxCQE: d.limits.cqe, MaxMRBytes: d.limits.mrBytes, MaxSGE: min(d.limits.sge, maxSGE),
 		MaxSendWR: d.limits.wrs, MaxRecvWR: d.limits.wrs, GIDTypes: []rdma.GIDType{rdma.GIDTypeIWARP},

@@ -60,4 +60,7 @@ const (
 	// of which events may not tell. A link that is made in between does not come
 	// about if the port is down or the MTU is too large; the next one does.
 	askInterval = time.Second
+	// limitsInterval is the pause between two questions for the queue pairs that the
+	// device has: some drivers have the device's firmware answer.
+	limitsInterval = 10 * time.Second
 )

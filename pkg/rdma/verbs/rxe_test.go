@@ -188,6 +188,26 @@ func TestRXE_portUntold(t *testing.T) {
 	}
 }
 
+// TestRXE_queuePairs has the device say that it has more queue pairs than it said
+// when it was opened, as with drivers that say how many are left. It does not say less.
+func TestRXE_queuePairs(t *testing.T) {
+	more, d := open(t), open(t)
+	want := d.Attr().MaxQP
+	if n := d.QueuePairs(); n != want {
+		t.Errorf("%d queue pairs, want %d", n, want)
+	}
+	more.Understate(want + 1)
+	d.Understate(10)
+	for end := time.Now().Add(30 * time.Second); d.QueuePairs() != want; <-time.After(10 * time.Millisecond) { // polls the number
+		if time.Now().After(end) {
+			t.Fatalf("%d queue pairs, want %d", d.QueuePairs(), want)
+		}
+	}
+	if n := more.QueuePairs(); n != want+1 {
+		t.Errorf("%d queue pairs, were %d", n, want+1)
+	}
+}
+
 // TestRXE_renamed gives the device another name while it is open, as udev does with
 // some that were there before it. It is used as before, and can be opened by the new name.
 func TestRXE_renamed(t *testing.T) {

@@ -40,6 +40,7 @@ func TestVerbs(t *testing.T) {
 		{"port", "^TestRXE_port$", "", 1},
 		{"port without events", "^TestRXE_portUntold$", "", 1},
 		{"renamed", "^TestRXE_renamed$", "", 1},
+		{"queue pairs", "^TestRXE_queuePairs$", "", 1},
 		{"MTU", "^TestRXE_mtu$", "", 1},
 		{"refuse", "^TestRXE_refuse$", "", 5},
 		{"close", "^TestRXE_closeBesideMessage$", "", 1},
