@@ -34,6 +34,7 @@ type deviceContext struct {
 	// is made or destroyed. Locks are taken in the order mu, qp.mu, cq.mu, tabMu.
 	mu     sync.Mutex
 	pds    map[*pd]struct{}
+	vector int // the interrupt of its completion queues; -1: it has had none
 	closed bool
 
 	tabMu  sync.Mutex // guards the tables, and nothing is called with it held
@@ -57,7 +58,7 @@ func newContext(d *Device) (*deviceContext, error) {
 		return nil, verbError(openError(err))
 	}
 	c := &deviceContext{
-		dev: d, handle: h,
+		dev: d, handle: h, vector: -1,
 		pds: make(map[*pd]struct{}), cqs: make(map[uint64]*cq), qps: make(map[rdma.QPN]*qp),
 	}
 	// It may be another device that has the node now.

@@ -41,6 +41,7 @@ type cq struct {
 	mu      sync.Mutex
 	ibv     *ibvCQ    // nil: closed
 	depth   int       // that the device was asked for
+	vector  int       // the same
 	calling bool      // the user is being told; Arm waits for the end of that
 	asked   arming    // by Arm meanwhile
 	untaken bool      // there may be an event in the channel
@@ -83,8 +84,11 @@ func (c *deviceContext) CreateCQ(depth int) (rdma.CQ, error) {
 	c.tabMu.Unlock()
 	err := c.dev.before("create_cq")
 	if err == nil {
-		q.depth = depth
-		q.ibv, err = ibvCreateCQ(c.handle, depth, q.id)
+		if c.vector < 0 {
+			c.vector = c.dev.nextVector(ibvVectors(c.handle))
+		}
+		q.depth, q.vector = depth, c.vector
+		q.ibv, err = ibvCreateCQ(c.handle, depth, q.id, q.vector)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create completion queue (device limit %d): %w", c.dev.limits.cqs, verbError(err))

@@ -42,6 +42,8 @@ type Device struct {
 	now atomic.Pointer[portNow]
 	qps atomic.Int64 // see QueuePairs
 
+	vectors atomic.Uint32 // contexts that have one: see nextVector
+
 	// fault makes a call of libibverbs fail in tests: see before.
 	fault atomic.Pointer[func(call string) error]
 
@@ -235,7 +237,7 @@ func (d *Device) probeInline() int {
 		return 0
 	}
 	defer func() { _ = ibvDeallocPD(pd) }()
-	cq, err := ibvCreateCQ(d.handle, 2, 0)
+	cq, err := ibvCreateCQ(d.handle, 2, 0, 0)
 	if err != nil {
 		return 0
 	}
@@ -502,6 +504,13 @@ func (d *Device) tell(kind rdma.EventKind) {
 	for c := range d.contexts {
 		c.events.Post(rdma.AsyncEvent{Kind: kind})
 	}
+}
+
+// nextVector is the interrupt of the completions of the next context, of n: each has its
+// own processor, and the pods' completions are to keep all of them busy. The queues of
+// one context have the same, as they work for one user.
+func (d *Device) nextVector(n int) int {
+	return int((d.vectors.Add(1) - 1) % uint32(max(n, 1)))
 }
 
 // before is called ahead of the calls of libibverbs that take resources, and of some that give them back.

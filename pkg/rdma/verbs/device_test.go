@@ -256,6 +256,37 @@ func TestDevice_closeKeepsWhatArrived(t *testing.T) {
 	}
 }
 
+// TestDevice_vectors: contexts have the device's interrupts for completions in turn, and the queues of
+// one context have the same. A context without a queue takes none.
+func TestDevice_vectors(t *testing.T) {
+	d := open(t)
+	used := map[int]int{}
+	n := 1
+	for i := 0; i < 2*n; i++ {
+		c, err := d.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		e := rdmatest.NewEnd(t, d, rdmatest.Options{})
+		var send, recv int
+		send, n = verbs.Vector(e.SendCQ)
+		recv, _ = verbs.Vector(e.RecvCQ)
+		if send != recv {
+			t.Errorf("one context has the interrupts %d and %d", send, recv)
+		}
+		used[send]++
+	}
+	t.Logf("%d interrupts", n)
+	for v := range n {
+		if used[v] != 2 {
+			t.Errorf("of %d contexts %d have the interrupt %d of %d: %v", 2*n, used[v], v, n, used)
+		}
+	}
+}
+
 // TestDevice_numberUsedAgain makes a queue pair with the number of one that is
 // closed, whose completions nobody has polled.
 func TestDevice_numberUsedAgain(t *testing.T) {

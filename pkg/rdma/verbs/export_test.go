@@ -35,5 +35,14 @@ func (d *Device) Mistake(s rdma.PortState) {
 	d.now.Store(&n)
 }
 
+// Vector returns a completion queue's interrupt, and how many the device has.
+func Vector(q rdma.CQ) (vector, of int) {
+	c, ok := q.(*cq)
+	if !ok {
+		panic("not a completion queue of this package")
+	}
+	return c.vector, ibvVectors(c.ctx.handle)
+}
+
 // Understate has the device have said that it has so many queue pairs.
 func (d *Device) Understate(qps int) { d.qps.Store(int64(qps)) }

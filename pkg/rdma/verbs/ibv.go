@@ -204,9 +204,12 @@ func ibvRegMR(p ibvPD, addr uint64, n int, iova uint64, a rdma.Access) (_ ibvMR,
 
 func ibvDeregMR(m ibvMR) error { return errnoOf(C.ibv_dereg_mr(m)) }
 
+// ibvVectors returns how many interrupts the device has for completions.
+func ibvVectors(c ibvContext) int { return int(c.num_comp_vectors) }
+
 // ibvCreateCQ makes a completion queue with a channel of its own. Events name
-// it by id.
-func ibvCreateCQ(c ibvContext, depth int, id uint64) (*ibvCQ, error) {
+// it by id, and come with one of the device's interrupts.
+func ibvCreateCQ(c ibvContext, depth int, id uint64, vector int) (*ibvCQ, error) {
 	q := &ibvCQ{c: C.kv_cq_new(batch)}
 	if q.c == nil {
 		return nil, syscall.ENOMEM
@@ -217,7 +220,7 @@ func ibvCreateCQ(c ibvContext, depth int, id uint64) (*ibvCQ, error) {
 		_ = q.free()
 		return nil, orErrno(err)
 	}
-	if q.c.cq, err = C.kv_create_cq(c, C.int(depth), C.uint64_t(id), q.c.channel); q.c.cq == nil {
+	if q.c.cq, err = C.kv_create_cq(c, C.int(depth), C.uint64_t(id), q.c.channel, C.int(vector)); q.c.cq == nil {
 		_ = q.free()
 		return nil, orErrno(err)
 	}

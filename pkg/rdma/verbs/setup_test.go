@@ -26,6 +26,18 @@ func TestDeviceLimits_enough(t *testing.T) {
 	}
 }
 
+// Some drivers say that they have no interrupts for completions: the first is right for these.
+func TestDevice_nextVector(t *testing.T) {
+	for n, want := range map[int][]int{-1: {0, 0}, 0: {0, 0}, 1: {0, 0}, 3: {0, 1, 2, 0}} {
+		var d Device
+		for i, w := range want {
+			if got := d.nextVector(n); got != w {
+				t.Errorf("context %d, %d interrupts: %d, want %d", i, n, got, w)
+			}
+		}
+	}
+}
+
 // The port is up while it has the GID that was chosen, of the interface that it was chosen for, whatever name that has.
 func TestDevice_store(t *testing.T) {
 	named := func(name, addr string) rdma.GIDEntry {

@@ -255,9 +255,10 @@ static inline int kv_again(uintptr_t handle, int event, int solicited, int n)
 	return got < 0 ? -EIO : got;
 }
 
-static inline struct ibv_cq *kv_create_cq(struct ibv_context *ctx, int depth, uint64_t id, struct ibv_comp_channel *ch)
+static inline struct ibv_cq *kv_create_cq(struct ibv_context *ctx, int depth, uint64_t id, struct ibv_comp_channel *ch,
+					  int vector)
 {
-	return ibv_create_cq(ctx, depth, (void *)(uintptr_t)id, ch, 0);
+	return ibv_create_cq(ctx, depth, (void *)(uintptr_t)id, ch, vector);
 }
 
 /* kv_async_event takes one asynchronous event and acknowledges it: what it
