@@ -141,7 +141,7 @@ func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Devic
 		return nil, nil, err
 	}
 	if !cfg.Soft() {
-		d, err := verbs.Open(verbs.Config{Name: cfg.RDMA, Port: cfg.Port, Addr: addr, GIDType: cfg.GIDType})
+		d, err := verbs.Open(hardware(cfg, addr))
 		if err != nil {
 			return nil, nil, err
 		}
@@ -158,6 +158,11 @@ func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Devic
 		return nil, nil, err
 	}
 	return d, d.Close, nil
+}
+
+// hardware is a device of the kernel by the address that it has now.
+func hardware(cfg config.Device, addr netip.Addr) verbs.Config {
+	return verbs.Config{Name: cfg.RDMA, Port: cfg.Port, Addr: addr, GIDType: cfg.GIDType, TrafficClass: cfg.TrafficClass}
 }
 
 // deviceAddress is the address of a device of the node: that of the configuration, or one that its

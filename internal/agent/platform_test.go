@@ -18,6 +18,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -113,6 +114,16 @@ func TestOpenDevice_share(t *testing.T) {
 	_, second, err := openDevice(dir, "soft0", dev, true)
 	must(t, err)
 	must(t, errors.Join(stop(), second()))
+}
+
+// TestHardware: all that the configuration says of a device of the kernel comes to it.
+func TestHardware(t *testing.T) {
+	addr := netip.MustParseAddr("192.0.2.1")
+	got := hardware(config.Device{RDMA: "mlx5_0", Port: 2, GIDType: rdma.GIDTypeRoCEv1, TrafficClass: 106}, addr)
+	want := verbs.Config{Name: "mlx5_0", Port: 2, Addr: addr, GIDType: rdma.GIDTypeRoCEv1, TrafficClass: 106}
+	if got.Name != want.Name || got.Port != want.Port || got.Addr != want.Addr || got.GIDType != want.GIDType || got.TrafficClass != want.TrafficClass {
+		t.Errorf("%+v, want %+v", got, want)
+	}
 }
 
 // TestOpenDevice_fails: an error says what to look at, and no device comes with it.

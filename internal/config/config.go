@@ -270,6 +270,8 @@ type Device struct {
 	// has no address then.
 	GIDAddress netip.Addr
 	GIDType    rdma.GIDType
+	// TrafficClass is the byte with DSCP and ECN in the IP header of the device's packets.
+	TrafficClass uint8
 }
 
 // Soft says whether the device is a software device.

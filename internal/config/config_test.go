@@ -183,6 +183,7 @@ func TestParse_errors(t *testing.T) {
 		{"bad port of an RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 256}}]\n", []string{"node.devices[0].rdma.port: \"256\", want a number from 1 to 255"}},
 		{"bad GID address", "node:\n  name: n\n  devices: [{rdma: {name: x, address: eth7}}]\n", []string{"node.devices[0].rdma.address: \"eth7\", want an address of the device's"}},
 		{"bad GID type", "node:\n  name: n\n  devices: [{rdma: {name: x, gidType: v2}}]\n", []string{"node.devices[0].rdma.gidType: \"v2\", want one of auto, RoCEv2, RoCEv1"}},
+		{"bad traffic class", "node:\n  name: n\n  devices: [{rdma: {name: x, trafficClass: 256}}]\n", []string{"node.devices[0].rdma.trafficClass: \"256\", want a number from 0 to 255"}},
 		{"two ports of one RDMA device", "node:\n  name: n\n  devices: [{rdma: {name: x, port: 1}}, {rdma: {name: x, port: 2}}]\n", []string{"node.devices[1]: x is given already, with another port of it"}},
 		{"kinds", "node:\n  name: n\n  devices: [{soft: {address: 192.0.2.1}}, {rdma: mlx5_0}]\n", []string{"t:3:43: node.devices[1]: mlx5_0 is of another kind than 192.0.2.1"}},
 		{"second device", "node:\n  name: n\n  devices:\n  - soft: {address: 192.0.2.1}\n  - soft: {Address: 192.0.2.2}\n", []string{"t:5:11: node.devices[1].soft.address: \"\"", "t:5:12: node.devices[1].soft.Address: unknown field (did you mean address?)"}},
@@ -489,8 +490,8 @@ func TestParse_devices(t *testing.T) {
 		{"one", "[{soft: {address: 192.0.2.1}}]", []Device{{SoftAddress: a("192.0.2.1")}}},
 		{"two", "[{soft: {address: 192.0.2.1, mtu: 4096}}, {soft: {address: 198.51.100.1}}]", []Device{{SoftAddress: a("192.0.2.1"), SoftMTU: 4096}, {SoftAddress: a("198.51.100.1")}}},
 		{"IPv6", "[{soft: {address: \"2001:db8::1\"}}, {soft: {address: \"2001:db8:1::1\"}}]", []Device{{SoftAddress: a("2001:db8::1")}, {SoftAddress: a("2001:db8:1::1")}}},
-		{"of the kernel, in detail", "[{rdma: {name: mlx5_0, port: 2, address: 192.0.2.1, gidType: RoCEv1}}, {rdma: {name: mlx5_1, gidType: auto}}]", []Device{
-			{RDMA: "mlx5_0", Port: 2, GIDAddress: netip.MustParseAddr("192.0.2.1"), GIDType: rdma.GIDTypeRoCEv1}, {RDMA: "mlx5_1"},
+		{"of the kernel, in detail", "[{rdma: {name: mlx5_0, port: 2, address: 192.0.2.1, gidType: RoCEv1, trafficClass: 106}}, {rdma: {name: mlx5_1, gidType: auto}}]", []Device{
+			{RDMA: "mlx5_0", Port: 2, GIDAddress: netip.MustParseAddr("192.0.2.1"), GIDType: rdma.GIDTypeRoCEv1, TrafficClass: 106}, {RDMA: "mlx5_1"},
 		}},
 		{"of the kernel", "[{rdma: mlx5_0}, {rdma: mlx5_1}]", []Device{{RDMA: "mlx5_0"}, {RDMA: "mlx5_1"}}},
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"path"
 	"regexp"
@@ -506,11 +507,11 @@ func (d *decoder) device(f field) Device {
 	return dev
 }
 
-// hardware reads a device of the kernel: its name, or a mapping with name, port, address
-// and gidType.
+// hardware reads a device of the kernel: its name, or a mapping with name, port, address,
+// gidType and trafficClass.
 func (d *decoder) hardware(fs fields, f field, dev *Device) {
 	if f.node.Kind == yaml.MappingNode {
-		fs = d.mapping(f, "name", "port", "address", "gidType")
+		fs = d.mapping(f, "name", "port", "address", "gidType", "trafficClass")
 		f = fs.where("name")
 		d.text(fs, "name", &dev.RDMA)
 		var port int
@@ -522,6 +523,9 @@ func (d *decoder) hardware(fs fields, f field, dev *Device) {
 			dev.GIDAddress, dev.Interface = d.gidAddress(a, text)
 		}
 		dev.GIDType = [...]rdma.GIDType{rdma.GIDTypeUnknown, rdma.GIDTypeRoCEv2, rdma.GIDTypeRoCEv1}[d.choice(fs, "gidType", "auto", "RoCEv2", "RoCEv1")]
+		var class int
+		d.integer(fs, "trafficClass", &class, 0, math.MaxUint8)
+		dev.TrafficClass = uint8(class)
 	} else {
 		d.text(fs, "rdma", &dev.RDMA)
 	}

@@ -156,6 +156,7 @@ func (c *deviceContext) ResolvePath(p rdma.Path) error {
 	c.wg.Add(1)
 	c.mu.Unlock()
 	defer c.wg.Done()
+	p = c.dev.classed(p)
 	err := c.dev.checkPath(&p)
 	if err == nil {
 		err = pathError(p.DGID, c.resolve(&p))

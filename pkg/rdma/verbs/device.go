@@ -28,6 +28,7 @@ type Device struct {
 	link   int           // index of the GID's network interface; 0: not known
 	why    string
 	inline int
+	class  uint8       // traffic class of paths without one
 	soft   bool        // it is the kernel's soft RoCE
 	siw    bool        // it is the kernel's software iWARP
 	is     rdma.Device // what its contexts say they are of; itself, if nil
@@ -70,7 +71,7 @@ func Open(cfg Config) (*Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, wrap(fmt.Errorf("%w: %w", rdma.ErrInvalid, err))
 	}
-	d := &Device{name: cfg.Name, lookUp: cfg.Interfaces, contexts: make(map[*deviceContext]struct{})}
+	d := &Device{name: cfg.Name, class: cfg.TrafficClass, lookUp: cfg.Interfaces, contexts: make(map[*deviceContext]struct{})}
 	if d.lookUp == nil {
 		d.lookUp = InterfacesByIndex
 	}

@@ -256,6 +256,34 @@ func TestDevice_closeKeepsWhatArrived(t *testing.T) {
 	}
 }
 
+// TestDevice_trafficClass: paths have the device's traffic class unless they have one.
+func TestDevice_trafficClass(t *testing.T) {
+	const ofDevice, ofPath = 26<<2 | 2, 46 << 2
+	d, err := verbs.Open(verbs.Config{Name: name(t), TrafficClass: ofDevice})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	x, y := rdmatest.NewEnd(t, d, rdmatest.Options{}), rdmatest.NewEnd(t, d, rdmatest.Options{})
+	attrs := x.Attrs(y)
+	attrs[1].Path.TrafficClass = ofPath
+	for _, a := range attrs {
+		if err := x.QP.Modify(a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	y.Connect(t, x)
+	if a, b := verbs.Class(x.QP), verbs.Class(y.QP); a != ofPath || b != ofDevice {
+		t.Errorf("traffic classes %d and %d, want %d and %d", a, b, ofPath, ofDevice)
+	}
+	x.Send(t, x.Write(1, y, 0, 10))
+	rdmatest.AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
+}
+
 // TestDevice_vectors: contexts have the device's interrupts for completions in turn, and the queues of
 // one context have the same. A context without a queue takes none.
 func TestDevice_vectors(t *testing.T) {

@@ -44,5 +44,14 @@ func Vector(q rdma.CQ) (vector, of int) {
 	return c.vector, ibvVectors(c.ctx.handle)
 }
 
+// Class returns the traffic class of a queue pair's path.
+func Class(q rdma.QP) uint8 {
+	c, ok := q.(*qp)
+	if !ok {
+		panic("not a queue pair of this package")
+	}
+	return c.rtr.Path.TrafficClass
+}
+
 // Understate has the device have said that it has so many queue pairs.
 func (d *Device) Understate(qps int) { d.qps.Store(int64(qps)) }

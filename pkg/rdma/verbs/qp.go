@@ -210,6 +210,7 @@ func (q *qp) Modify(a rdma.QPAttr) error {
 	case rdma.QPInit:
 		err = q.ibv.toInit(d.port, a.Access)
 	case rdma.QPRTR:
+		a.Path = d.classed(a.Path)
 		err = q.ibv.toRTR(d.port, &a, reads(a.ReadsServed, min(maxReadsServed, d.limits.readsServed)))
 	case rdma.QPRTS:
 		err = q.ibv.toRTS(&a, reads(a.ReadsAsked, min(maxReadsAsked, d.limits.readsStarted)))
@@ -301,6 +302,14 @@ func (d *Device) checkPath(p *rdma.Path) error {
 		return nil
 	}
 	return fmt.Errorf("GID index %d is not in use: %w", p.SGIDIndex, rdma.ErrInvalid)
+}
+
+// classed gives a path without a traffic class that of the device.
+func (d *Device) classed(p rdma.Path) rdma.Path {
+	if p.TrafficClass == 0 {
+		p.TrafficClass = d.class
+	}
+	return p
 }
 
 // PostSend implements [rdma.QP].

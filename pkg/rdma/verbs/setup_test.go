@@ -26,6 +26,15 @@ func TestDeviceLimits_enough(t *testing.T) {
 	}
 }
 
+func TestDevice_classed(t *testing.T) {
+	for _, c := range []struct{ device, path, want uint8 }{{0, 0, 0}, {106, 0, 106}, {106, 184, 184}, {0, 184, 184}} {
+		d := Device{class: c.device}
+		if got := d.classed(rdma.Path{TrafficClass: c.path, HopLimit: 1}); got != (rdma.Path{TrafficClass: c.want, HopLimit: 1}) {
+			t.Errorf("path of class %d with a device of %d: %+v, want %d", c.path, c.device, got, c.want)
+		}
+	}
+}
+
 // Some drivers say that they have no interrupts for completions: the first is right for these.
 func TestDevice_nextVector(t *testing.T) {
 	for n, want := range map[int][]int{-1: {0, 0}, 0: {0, 0}, 1: {0, 0}, 3: {0, 1, 2, 0}} {
