@@ -236,3 +236,45 @@ func TestRun_oneDeviceGone(t *testing.T) {
 		t.Errorf("metrics:\n%s", m)
 	}
 }
+
+// TestRun_oneDeviceFull: a device of which a new stack gets nothing is left out of that, and tried again.
+func TestRun_oneDeviceFull(t *testing.T) {
+	b, _ := hardwareBench(t, "rxe0", "rxe1", "rxe2")
+	full := fmt.Errorf("create completion queue: %w", rdma.ErrNoResources)
+	b.stack.addErr = full
+	made := make(chan []string, 9)
+	b.cfg.newStack = func(cfg smcr.Config) (stack, error) {
+		var names []string
+		for _, d := range cfg.Devices {
+			names = append(names, d.Name())
+		}
+		if slices.Contains(names, "rxe1") {
+			return nil, full
+		}
+		made <- names
+		return b.stack, nil
+	}
+	b.attach("a", 1)
+	b.start()
+	b.sync()
+	if a := b.attachment("a"); a.State != agentapi.StateReady {
+		t.Fatalf("pod %+v", a)
+	}
+	if got := <-made; !slices.Equal(got, []string{"rxe0", "rxe2"}) {
+		t.Errorf("a stack on %q", got)
+	}
+	for _, want := range []string{"left out of the pod's stack", "device=rxe1"} {
+		if !strings.Contains(b.log.String(), want) {
+			t.Errorf("no %q in the log", want)
+		}
+	}
+	b.stack.change(func() { b.stack.addErr = nil })
+	eventually(t, func() (problem string) {
+		b.stack.change(func() {
+			if !slices.ContainsFunc(b.stack.added, func(d rdma.Device) bool { return d.Name() == "rxe1" }) {
+				problem = "the stack was not asked again"
+			}
+		})
+		return problem
+	})
+}

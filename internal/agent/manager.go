@@ -407,7 +407,9 @@ func (m *manager) startPod(ctx context.Context, p *pod, want bool) (*proxy, erro
 	if err != nil {
 		return nil, errors.Join(err, n.close())
 	}
-	p.openCount, p.addErr = count, ""
+	if p.openCount, p.addErr = count, ""; lacksDevice(px.stack) {
+		p.openCount-- // addNewDevices has something to do
+	}
 	return px, nil
 }
 

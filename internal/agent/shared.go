@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/internal/invariant"
+	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
 // stackKey tells which pods share a stack: those of one namespace with the same settings.
@@ -39,7 +41,7 @@ func (px *proxy) openStack() (stack, error) {
 		return noStack{}, nil
 	}
 	if !px.sharesStack() {
-		return px.agent.cfg.newStack(px.stackConfig(px.account))
+		return px.agent.newStack(px.stackConfig(px.account), px.log)
 	}
 	p := &px.agent.stacks
 	key := stackKey{podOf((*px.atts.Load())[0]).Namespace, px.settings}
@@ -52,7 +54,7 @@ func (px *proxy) openStack() (stack, error) {
 		return s, nil
 	}
 	shared := px.agent.ledger.openShared(px.stackBudget().MemoryBytes)
-	inner, err := px.agent.cfg.newStack(px.stackConfig(shared))
+	inner, err := px.agent.newStack(px.stackConfig(shared), px.log)
 	if err != nil {
 		shared.close()
 		return nil, err
@@ -65,6 +67,36 @@ func (px *proxy) openStack() (stack, error) {
 	s := &sharedStack{stack: inner, pool: p, key: key, account: shared, users: 1}
 	p.all[key] = s
 	return s, nil
+}
+
+// partialStack is a stack that was made without one of its proxy's devices.
+type partialStack struct{ stack }
+
+// lacksDevice reports whether a stack was made without one of its devices.
+func lacksDevice(s stack) bool {
+	if shared, ok := s.(*sharedStack); ok {
+		s = shared.stack
+	}
+	_, ok := s.(partialStack)
+	return ok
+}
+
+// newStack makes a stack. If that fails because of one of its devices, as one that has no resources
+// left, the stack is made without that one.
+func (a *agent) newStack(cfg smcr.Config, log *slog.Logger) (stack, error) {
+	s, err := a.cfg.newStack(cfg)
+	if err == nil || len(cfg.Devices) < 2 {
+		return s, err
+	}
+	all := cfg.Devices
+	for i, d := range all {
+		cfg.Devices = slices.Concat(all[:i], all[i+1:])
+		if s, again := a.cfg.newStack(cfg); again == nil {
+			log.Warn("RDMA device left out of the pod's stack; it is tried again", "device", d.Name(), "err", err)
+			return partialStack{s}, nil
+		}
+	}
+	return nil, err
 }
 
 // Close ends the use by one proxy.

@@ -13,6 +13,8 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -242,6 +244,40 @@ func TestOpenStack_fails(t *testing.T) {
 	s.err = nil
 	s.open(px)
 	must(t, px.stack.Close())
+}
+
+// TestOpenStack_lacks: all pods that share a stack know that it lacks a device.
+func TestOpenStack_lacks(t *testing.T) {
+	s := newSharing(t)
+	s.a.cfg.openDevice = func(name string, _ config.Device, _ bool) (rdma.Device, func() error, error) {
+		return (&fakeHardware{name: name}).open()
+	}
+	must(t, s.a.rnics.Open(t.Context(), []config.Device{{RDMA: "second"}}))
+	whole := s.a.cfg.newStack
+	s.a.cfg.newStack = func(cfg smcr.Config) (stack, error) {
+		if len(cfg.Devices) > 1 {
+			return nil, rdma.ErrNoResources
+		}
+		return whole(cfg)
+	}
+	for _, name := range []string{"a", "b"} {
+		px := s.pod("x", name, nil)
+		s.open(px)
+		if !lacksDevice(px.stack) {
+			t.Errorf("pod %s does not know", name)
+		}
+		defer func() { must(t, px.stack.Close()) }()
+	}
+	if len(s.made) != 1 {
+		t.Errorf("%d stacks made, want 1", len(s.made))
+	}
+	s.a.cfg.newStack = whole
+	px := s.pod("y", "c", nil)
+	s.open(px)
+	defer func() { must(t, px.stack.Close()) }()
+	if lacksDevice(px.stack) {
+		t.Error("a stack on all devices lacks one")
+	}
 }
 
 // TestEachStack: a shared stack is shown once, for its namespace.
