@@ -503,7 +503,7 @@ func (a *agent) verdict(e *agentapi.Explanation, src attached, isOurs bool, sour
 	switch {
 	case !d.Accelerate:
 		say(codeOfDecision(d), "plain TCP: %s", d.Reason)
-	case pod.pod.kernel != nil && !pod.pod.kernel.leaving:
+	case pod.pod.kernel != nil && !pod.pod.kernel.leaving && (!pod.pod.kernel.withheld || onSMCR(e.Live) > 0):
 		e.Code, e.Verdict = kernelVerdict(e, a.isSameNode(pod.pod.atts, peer.Addr()))
 		if pod.pod.err != nil {
 			e.Verdict += fmt.Sprintf("; what policies say now is not in force in the pod, and it is tried again: %v", pod.pod.err)

@@ -500,18 +500,18 @@ type kernelPod struct {
 	log *slog.Logger
 	// leaving says that the pod's new sockets are TCP again, and that it had sockets of SMC at the last look.
 	leaving bool
-	revoked revoked
+	// withheld says that the policies want more than the pod's kernel can be told, and new connections are TCP.
+	withheld bool
+	revoked  revoked
 }
 
-// kernelConfig is how the policies of n want a pod.
+// kernelConfig is how the policies of n want a pod. It is complete also if they want more than its kernel can be told, which is an error
+// of which isTooMuch is true.
 func (m *manager) kernelConfig(n *config.Node, atts []cni.Attachment, now time.Time) (cfg kernelpath.PodConfig, err error) {
 	if n.Versions == config.VersionsV1 {
 		return cfg, errVersion1
 	}
-	sel, err := n.Exactly(podsOf(atts)...)
-	if err != nil {
-		return cfg, err
-	}
+	sel, tooMany := n.Exactly(podsOf(atts)...)
 	cfg.Filter.Peers = outboundRules(sel)
 	s := n.SettingsFor(podOf(atts[0]))
 	cfg.SendBufferBytes, cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
@@ -521,8 +521,10 @@ func (m *manager) kernelConfig(n *config.Node, atts []cni.Attachment, now time.T
 			cfg.Addresses = append(cfg.Addresses, p.Addr())
 		}
 	}
-	cfg.Filter.Never, err = m.a.kernelPath.sameNode(atts, now)
-	return cfg, err
+	if cfg.Filter.Never, err = m.a.kernelPath.sameNode(atts, now); err != nil || tooMany != nil {
+		return cfg, cmp.Or(err, tooMany)
+	}
+	return cfg, cfg.Filter.Validate()
 }
 
 // stepKernel brings a pod one step nearer to what is wanted of the kernel's SMC-R. If it returns true, the
@@ -647,10 +649,13 @@ func (m *manager) openKernelPod(p *pod) (kernelPod, error) {
 }
 
 // attachKernel makes a pod's new sockets the kernel's SMC, or brings the filter in line with the policies and
-// the pods of the node. If that fails in a pod that is attached, it stays as it is.
+// the pods of the node. If that fails in a pod that is attached, it stays as it is, unless its policies want too much.
 func (m *manager) attachKernel(p *pod, now time.Time) error {
 	n := m.a.node.Load()
 	cfg, err := m.kernelConfig(n, p.atts, now)
+	if isTooMuch(err) {
+		return m.withhold(p, cfg, err, now)
+	}
 	if err != nil {
 		return err
 	}
@@ -669,7 +674,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 		if err := m.a.kernelPath.get().attach(k.net, cfg); err != nil {
 			return err
 		}
-		k.cfg, k.leaving, k.revoked = cfg, false, k.revoked.after(saidOf(n, p.atts), k.cfg.Filter, cfg.Filter)
+		k.cfg, k.leaving, k.withheld, k.revoked = cfg, false, false, k.revoked.after(saidOf(n, p.atts), k.cfg.Filter, cfg.Filter)
 		p.becomeKernel(&k)
 		m.revoke(p, cfg.Filter, now)
 		return nil
@@ -702,6 +707,19 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	return nil
 }
 
+// inherit takes over a pod that an earlier agent may have attached. The chooser was acquired for it.
+func (m *manager) inherit(p *pod) error {
+	k, err := m.openKernelPod(p)
+	if err != nil {
+		m.a.kernelPath.release()
+		return err
+	}
+	s := m.a.node.Load().SettingsFor(podOf(p.atts[0]))
+	k.cfg.SendBufferBytes, k.cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
+	p.kernel = &k
+	return nil
+}
+
 // detachKernel takes attachKernel back, also that of an earlier agent. left says that the pod has sockets of
 // SMC.
 func (m *manager) detachKernel(p *pod, now time.Time) (left bool, err error) {
@@ -709,14 +727,9 @@ func (m *manager) detachKernel(p *pod, now time.Time) (left bool, err error) {
 		if _, err := m.a.kernelPath.acquire(); err != nil {
 			return false, m.untouched(p, err)
 		}
-		k, err := m.openKernelPod(p)
-		if err != nil {
-			m.a.kernelPath.release()
+		if err := m.inherit(p); err != nil {
 			return false, err
 		}
-		s := m.a.node.Load().SettingsFor(podOf(p.atts[0]))
-		k.cfg.SendBufferBytes, k.cfg.RMBEBytes = s.SendBufferBytes, s.RMBEBytes
-		p.kernel = &k
 	}
 	k := *p.kernel
 	if left, err = m.a.kernelPath.get().detach(k.net, k.cfg); left || err != nil {

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -110,6 +111,41 @@ func (m *manager) revoke(p *pod, f linux.OptionFilterConfig, now time.Time) {
 	if k.revoked.problem != "" && was == "" {
 		k.log.Warn("connections on the pod's kernel's SMC-R not ended", "conns", found.Left, "err", err)
 	}
+}
+
+// isTooMuch tells whether a pod's kernel cannot be told all that the pod's policies want, which lasts until they or the node's pods change.
+func isTooMuch(err error) bool {
+	var bounds *linux.ConfigError
+	return errors.Is(err, config.ErrTooMany) || errors.As(err, &bounds)
+}
+
+// withhold makes new connections TCP of a pod whose policies want too much, which why says, and ends those that they do not allow: under
+// an earlier filter peers would stay that no policy selects any more. The error is why. A pod that was not attached stays so.
+func (m *manager) withhold(p *pod, cfg kernelpath.PodConfig, why error, now time.Time) error {
+	switch {
+	case p.kernel == nil && (!m.isInherited(p) || m.untouched(p, why) == nil), p.kernel != nil && p.kernel.leaving:
+		return why
+	case p.kernel == nil:
+		if _, err := m.a.kernelPath.acquire(); err != nil {
+			return errors.Join(why, err)
+		}
+		if err := m.inherit(p); err != nil {
+			return errors.Join(why, err)
+		}
+		m.a.kernelStats.begin(p.kernel)
+	}
+	k, said := *p.kernel, saidOf(m.a.node.Load(), p.atts)
+	cfg.SendBufferBytes, cfg.RMBEBytes = k.cfg.SendBufferBytes, k.cfg.RMBEBytes
+	none := cfg
+	none.Filter = linux.OptionFilterConfig{}
+	if err := m.a.kernelPath.get().attach(k.net, none); err != nil {
+		return errors.Join(why, err)
+	}
+	k.withheld, k.revoked = true, k.revoked.after(said, k.cfg.Filter, cfg.Filter)
+	k.cfg = cfg // as if it had that filter: so what leaves it is spared
+	p.kernel = &k
+	m.revoke(p, cfg.Filter, now)
+	return why
 }
 
 // recordEnded records that a policy's change, or the pod's deletion, ended a connection of a pod's kernel.

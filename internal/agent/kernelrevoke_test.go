@@ -251,3 +251,69 @@ func TestKernelRevoke_leaves(t *testing.T) {
 		return ""
 	})
 }
+
+// kernelPeers is a policy for a pod's kernel with the first n peers of 10.0.0.0/16.
+func kernelPeers(n int) string {
+	var cidrs []string
+	for i := range n {
+		cidrs = append(cidrs, fmt.Sprintf("10.0.%d.%d/32", i/100, 2*(i%100)))
+	}
+	return "policies:\n- {name: all, datapath: Kernel, ports: [80], peers: {cidrs: [" + strings.Join(cidrs, ", ") + "]}}\n"
+}
+
+// mustBeWithheld looks whether a pod's new connections are TCP, as its policies want too much, and its live ones are those of allowed
+// and not of refused.
+func (b *bench) mustBeWithheld(s *fakeSMC, name string, inode uint64, allowed, refused netip.Addr) {
+	b.t.Helper()
+	if a := b.attachment(name); a.State != agentapi.StateFailed || a.Datapath != "Kernel" || !strings.Contains(a.Detail, "more networks and ports") {
+		b.t.Errorf("attachment %+v", a)
+	}
+	if e := value(b.client.Explain(b.t.Context(), "test/"+name, netip.AddrPortFrom(allowed, 80).String()))(b.t); e.Code != agentapi.CodePodFailed || !strings.Contains(e.Verdict, "plain TCP") {
+		b.t.Errorf("explanation %+v", e)
+	}
+	if cfg, ok := s.pod(inode); !ok || len(cfg.Filter.Peers) > 0 {
+		b.t.Errorf("chosen %t, new connections by %+v", ok, cfg.Filter)
+	}
+	s.change(func() {
+		if n := len(s.revoking.asked); n == 0 || !s.revoking.asked[n-1].Allows(allowed, 80) || s.revoking.asked[n-1].Allows(refused, 80) {
+			b.t.Errorf("live connections were looked at %d times, the last time not by what the policies say", n)
+		}
+	})
+}
+
+// Policies that select more than a pod's kernel can be told leave no filter of an earlier policy in force.
+func TestKernelRevoke_tooMuch(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.start()
+	first, none := netip.MustParseAddr("10.0.0.0"), netip.MustParseAddr("10.0.200.1")
+	if cfg, _ := s.pod(1); !cfg.Filter.Allows(none, 80) {
+		t.Errorf("attached %+v", cfg)
+	}
+	b.policies(kernelPeers(257))
+	b.mustBeWithheld(s, "a", 1, first, none)
+	b.policies(kernelPeers(1))
+	if cfg, _ := s.pod(1); !cfg.Filter.Allows(first, 80) || cfg.Filter.Allows(none, 80) {
+		t.Errorf("of what can be told again: %+v", cfg)
+	}
+	if a := b.attachment("a"); a.State != agentapi.StateReady || a.Detail != "" {
+		t.Errorf("attachment %+v", a)
+	}
+}
+
+// So it is of a pod that an earlier agent attached. What was not attached is left alone.
+func TestKernelRevoke_tooMuchInherited(t *testing.T) {
+	b, s := newKernelBench(t, kernelPeers(257))
+	all := linux.OptionFilterConfig{Peers: []linux.OutboundRule{{Prefix: netip.MustParsePrefix("10.0.0.0/8")}}}
+	s.pins, s.pods[1] = true, kernelpath.PodConfig{Filter: all}
+	b.attach("a", 1)
+	b.attach("b", 2)
+	b.start()
+	b.mustBeWithheld(s, "a", 1, netip.MustParseAddr("10.0.0.0"), netip.MustParseAddr("10.0.200.1"))
+	if _, ok := s.pod(2); ok {
+		t.Error("a pod was attached with nothing to tell its kernel")
+	}
+	if a := b.attachment("b"); a.State != agentapi.StateFailed || a.Datapath != "" {
+		t.Errorf("attachment %+v", a)
+	}
+}

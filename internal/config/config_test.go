@@ -370,8 +370,8 @@ func TestNode_Exactly(t *testing.T) {
 	for i := range maxSelections + 1 {
 		n.Policies[0].Addresses = append(n.Policies[0].Addresses, netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}))
 	}
-	if got, err := n.Exactly(Pod{Name: "x"}); err == nil || got != nil {
-		t.Errorf("of too much: %d selections, %v", len(got), err)
+	if got, err := n.Exactly(Pod{Name: "x"}); !errors.Is(err, ErrTooMany) || len(got) != maxSelections+3 {
+		t.Errorf("of too much: %d selections, want all, %v", len(got), err)
 	}
 	if got := n.Outbound(Pod{}); len(got) == 0 || len(got) > maxSelections {
 		t.Errorf("Outbound has %d selections", len(got))

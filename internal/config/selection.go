@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -52,15 +53,17 @@ func (n *Node) OutboundRequired(pods ...Pod) []Selection {
 	return outbound(required(n.policiesFor(pods)))
 }
 
+// ErrTooMany is the error of [Node.Exactly] for a set that is too large for a pod's kernel.
+var ErrTooMany = errors.New("more networks and ports than its kernel can be told: use fewer, wider ones")
+
 // Exactly returns the peers of the pod, with the ports of the service, on whichever side that is: what
-// Outbound returns, unless the exact set is too large, which is an error. It is for the pod's kernel,
+// Outbound returns, unless the exact set is too large. Then it is returned with [ErrTooMany]. It is for the pod's kernel,
 // which asks nobody to decide exactly.
-func (n *Node) Exactly(pods ...Pod) ([]Selection, error) {
-	sel := exact(n.policiesFor(pods))
-	if !fits(sel) {
-		return nil, fmt.Errorf("the policies of %v select more networks and ports than its kernel can be told: use fewer, wider ones", pods[0])
+func (n *Node) Exactly(pods ...Pod) (sel []Selection, err error) {
+	if sel = exact(n.policiesFor(pods)); !fits(sel) {
+		err = fmt.Errorf("the policies of %v select %w", pods[0], ErrTooMany)
 	}
-	return sel, nil
+	return sel, err
 }
 
 func outbound(ps []Policy) []Selection { return bounded(exact(ps)) }
