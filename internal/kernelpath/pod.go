@@ -160,7 +160,10 @@ func (c *Chooser) Attach(at linux.Place, cfg PodConfig) error {
 	return u.Run(
 		undo.Step{
 			Name: "filter the option", Do: func() error { return linux.FilterOption(at, cfg.Filter) },
-			Undo: func() error { return linux.SweepOptionFilter(at) },
+			Undo: func() error { // an earlier attachment may have left sockets that listen
+				_, err := sweepFilter(at)
+				return err
+			},
 		},
 		undo.Step{
 			Name: "set buffers", Do: func() error { return setBuffers(at, PodConfig{}, cfg) },
@@ -206,13 +209,21 @@ func (c *Chooser) detachVeth(at linux.Place) error {
 
 // Sweep takes away what Attach left in a place that is not chosen any more; see Detach.
 func Sweep(at linux.Place, cfg PodConfig) (left bool, err error) {
+	if left, err = sweepFilter(at); left || err != nil {
+		return left, err
+	}
+	return false, setBuffers(at, cfg, PodConfig{})
+}
+
+// sweepFilter removes the filter of a place, or lets it select nothing while the place has sockets of SMC.
+func sweepFilter(at linux.Place) (left bool, err error) {
 	if left, err = hasSockets(at); err != nil {
 		return left, err
 	}
 	if left {
 		return true, linux.FilterOption(at, linux.OptionFilterConfig{})
 	}
-	return false, errors.Join(linux.SweepOptionFilter(at), setBuffers(at, cfg, PodConfig{}))
+	return false, linux.SweepOptionFilter(at)
 }
 
 // Purge is Detach of a pod that is given up: it removes everything, whoever still listens there.

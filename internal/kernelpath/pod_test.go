@@ -224,6 +224,47 @@ func TestChooser_attachFails(t *testing.T) {
 	}
 }
 
+// The filter that selects nothing stays for the sockets of an earlier attachment when another one fails.
+func TestChooser_attachFailsAgain(t *testing.T) {
+	need(t)
+	c := mustOpen(t, Config{})
+	defer mustClose(t, c)
+	ns, _ := scratch(t)
+	at := linux.In(ns)
+	filtered := func(when string, want bool) {
+		t.Helper()
+		if is, err := linux.OptionFiltered(at); err != nil || is != want {
+			t.Errorf("%s: filtered %t, %v", when, is, err)
+		}
+	}
+	if err := c.Attach(at, PodConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	var ln net.Listener
+	err := ns.Do(func() (err error) {
+		var lc net.ListenConfig
+		ln, err = lc.Listen(t.Context(), "tcp4", "0.0.0.0:7000")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := c.Detach(at, PodConfig{}); err != nil || !left {
+		t.Errorf("detached with a listener: left %t, %v", left, err)
+	}
+	if err := c.Attach(at, PodConfig{RMBEBytes: -1}); err == nil {
+		t.Fatal("a buffer of -1 bytes was taken")
+	}
+	filtered("with a listener", true)
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := Sweep(at, PodConfig{}); err != nil || left {
+		t.Errorf("without the listener: left %t, %v", left, err)
+	}
+	filtered("without the listener", false)
+}
+
 func TestUEIDs(t *testing.T) {
 	need(t)
 	const foreign, ours = "FOREIGN.ID", "OURS.ID"
