@@ -118,3 +118,30 @@ func TestManager_attachKernelAfter(t *testing.T) {
 		}
 	}
 }
+
+// A record that outlived the boot, or pins of another agent, say nothing of what this kernel can do: it is tried.
+func TestLinuxSMC_openProbes(t *testing.T) {
+	cannot := errors.New("this kernel has no such protocol")
+	for _, left := range []struct {
+		name         string
+		record, pins bool
+	}{{name: "nothing"}, {name: "the record", record: true}, {name: "pins", pins: true}} {
+		data, pins := t.TempDir(), t.TempDir()
+		s := newLinuxSMC(data)
+		s.dir, s.probe = pins, func(dir string) error {
+			if dir != pins {
+				t.Errorf("%s: tried with pins in %s", left.name, dir)
+			}
+			return cannot
+		}
+		if left.record {
+			must(t, os.WriteFile(kernelRecord(data), []byte("[]"), 0o600))
+		}
+		if left.pins {
+			must(t, os.WriteFile(pins+"/choose_protocol", nil, 0o600))
+		}
+		if c, err := s.open(nil); !errors.Is(err, cannot) {
+			t.Errorf("%s left: %v, %v", left.name, c, err)
+		}
+	}
+}

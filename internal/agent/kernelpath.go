@@ -63,15 +63,17 @@ type chooser interface {
 type linuxSMC struct {
 	record string
 	veths  *kernelpath.Veths
+	dir    string // of the pins
+	probe  func(dir string) error
 }
 
 func newLinuxSMC(dataDir string) linuxSMC {
-	return linuxSMC{kernelRecord(dataDir), kernelpath.NewVeths(vethRecord(dataDir))}
+	return linuxSMC{kernelRecord(dataDir), kernelpath.NewVeths(vethRecord(dataDir)), kernelpath.Dir, kernelpath.Probe}
 }
 
 func (s linuxSMC) open(eids []string) (chooser, error) {
-	if !s.pinned() { // else it worked, and works on while a device is away
-		if err := kernelpath.Probe(kernelpath.Dir); err != nil {
+	if !s.pinned() || !kernelpath.Pinned(s.dir) { // else it worked, and works on while a device is away; after a boot only the record is left
+		if err := s.probe(s.dir); err != nil {
 			return nil, err
 		}
 	}
@@ -82,7 +84,7 @@ func (s linuxSMC) open(eids []string) (chooser, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := kernelpath.Open(kernelpath.Config{Dir: kernelpath.Dir, Exclude: []uint64{own}, Veths: s.veths})
+	c, err := kernelpath.Open(kernelpath.Config{Dir: s.dir, Exclude: []uint64{own}, Veths: s.veths})
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +102,7 @@ func (s linuxSMC) remove() error {
 	if !s.pinned() {
 		return nil
 	}
-	err := errors.Join(kernelpath.Unpin(kernelpath.Dir), inNodesNet(sweepCgroups), s.veths.Remove())
+	err := errors.Join(kernelpath.Unpin(s.dir), inNodesNet(sweepCgroups), s.veths.Remove())
 	if err != nil {
 		return err // the record stays, by which the rest is found
 	}

@@ -371,6 +371,12 @@ func (c *Chooser) releaseModule() {
 	}
 }
 
+// Pinned tells whether the program has its pin in a directory, since the machine started: with the kernel that runs it is at work.
+func Pinned(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, pinnedLink))
+	return err == nil
+}
+
 // Unpin takes the pins of a directory away, and the directory: the program ends when nobody
 // has it open. It is no error if there are none.
 func Unpin(dir string) error {

@@ -362,6 +362,9 @@ func TestChooser_otherProgram(t *testing.T) {
 	if got := tcpIn(t, ns); got != isSMC {
 		t.Errorf("by its own rules: %s", got)
 	}
+	if !Pinned(dir) || Pinned(t.TempDir()) {
+		t.Error("the pin of the program is not known, or another one is")
+	}
 	pinned, err := link.LoadPinnedLink(filepath.Join(dir, pinnedLink), nil)
 	if err != nil {
 		t.Fatal(err)
