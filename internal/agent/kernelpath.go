@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -275,7 +276,8 @@ func (l *linuxChooser) close() error {
 
 // kernelPath is the kernel's SMC-R as the datapath of pods.
 type kernelPath struct {
-	a *agent
+	a        *agent
+	expected atomic.Pointer[expected] // of the last round
 
 	mu        sync.Mutex // guards what is below
 	chooser   chooser    // nil until a pod wants it

@@ -40,7 +40,8 @@ type fakeSMC struct {
 	removeErr                  error
 	sockets                    map[uint64]bool // by inode: namespaces with sockets of SMC
 	pods                       map[uint64]kernelpath.PodConfig
-	attached                   int // how often
+	attached                   int                    // how often
+	asked                      []kernelpath.PodConfig // of each time
 	purged                     []uint64
 	undone                     kernelpath.PodConfig // of the last detach or purge
 	flushed                    bool                 // somebody removed the filters of options
@@ -118,6 +119,7 @@ func (s *fakeSMC) attach(n podNet, cfg kernelpath.PodConfig) error {
 		return err
 	}
 	s.pods[n.id()] = cfg
+	s.asked = append(s.asked, cfg)
 	s.attached++
 	s.flushed = false
 	return nil

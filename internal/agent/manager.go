@@ -231,6 +231,7 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out podWaits) {
 	for _, att := range m.hosts.attachments(r.node, have, time.Now()) {
 		wanted[att.NetNS] = append(wanted[att.NetNS], att)
 	}
+	m.a.kernelPath.expected.Store(&expected{m: m, pods: maps.Clone(wanted)})
 	for key, p := range have {
 		known[key] = slices.Concat(known[key], p.atts)
 	}

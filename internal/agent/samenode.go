@@ -3,12 +3,15 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // attached reports whether an address is that of a pod on this node, for connections from the addresses of attachments. A record that
@@ -50,10 +53,58 @@ func hasAddress(att cni.Attachment, addr netip.Addr) bool {
 	return slices.ContainsFunc(att.Addresses(), func(p netip.Prefix) bool { return p.Addr() == addr })
 }
 
+// expected are the records of a round. The jobs of pods that come in one round know of each other by these, before the manager does.
+type expected struct {
+	m    *manager
+	pods map[string][]cni.Attachment // as the manager's
+	once sync.Once                   // for present
+}
+
+// present are the records but for those of pods that the manager does not know yet, and whose namespace is gone.
+func (e *expected) present() map[string][]cni.Attachment {
+	e.once.Do(func() {
+		have := e.m.snapshot()
+		for key, atts := range e.pods {
+			if have[key] != nil || isHostPod(atts) {
+				continue
+			}
+			n, err := e.m.openNet(atts[0])
+			switch {
+			case errors.Is(err, linux.ErrGone):
+				delete(e.pods, key)
+			case err == nil:
+				_ = n.close() // it was only looked at
+			}
+		}
+	})
+	return e.pods
+}
+
+// othersOnNode are the attachments of the node's pods: of those that the manager knows, and of those that come. Of those that are gone
+// a record may be left.
+func (k *kernelPath) othersOnNode() (out []cni.Attachment) {
+	var coming map[string][]cni.Attachment
+	if e := k.expected.Load(); e != nil {
+		coming = e.present()
+	}
+	have := k.a.manager.snapshot() // after it, as that may have been asked for earlier
+	for key, p := range have {
+		if !p.isGone() {
+			out = append(append(out, p.atts...), coming[key]...)
+		}
+	}
+	for key, atts := range coming {
+		if have[key] == nil {
+			out = append(out, atts...)
+		}
+	}
+	return out
+}
+
 // sameNode are the addresses with which a pod of this node has no connections on SMC-R: those of the node
-// and of its pods, as far as the pod's connections reach these. Of those that are gone a record may be left, and a pod on another node
-// may have the address.
+// and of its pods, as far as the pod's connections reach these. A pod on another node may have the address of one that is gone.
 func (k *kernelPath) sameNode(atts []cni.Attachment, now time.Time) ([]netip.Addr, error) {
+	others := k.othersOnNode()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.local == nil || now.Sub(k.localTime) >= pollEvery {
@@ -64,15 +115,10 @@ func (k *kernelPath) sameNode(atts []cni.Attachment, now time.Time) ([]netip.Add
 		k.local, k.localTime = local, now
 	}
 	out := slices.Clone(k.local)
-	for _, p := range k.a.manager.snapshot() {
-		if p.isGone() {
-			continue
-		}
-		for _, other := range p.atts {
-			for _, ip := range other.Addresses() {
-				if isReached(atts, other, ip.Addr()) {
-					out = append(out, ip.Addr())
-				}
+	for _, other := range others {
+		for _, ip := range other.Addresses() {
+			if isReached(atts, other, ip.Addr()) {
+				out = append(out, ip.Addr())
 			}
 		}
 	}

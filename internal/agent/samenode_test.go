@@ -3,7 +3,9 @@
 package agent
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -54,4 +56,33 @@ func TestIsReached(t *testing.T) {
 			t.Errorf("%s: %t", tt.name, got)
 		}
 	}
+}
+
+// TestKernelPath_sameNodeAtOnce: pods that come in one round, as at the agent's start, know of each other at once, and not of one whose
+// record was left: a pod on another node may have its address.
+func TestKernelPath_sameNodeAtOnce(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	want := []netip.Addr{netip.MustParseAddr("192.0.2.1")} // the node's
+	for i := range 4 {
+		name, addr := fmt.Sprint("p", i), netip.AddrFrom4([4]byte{192, 0, 2, byte(10 + i)})
+		if i < 3 {
+			b.kernel.add("/netns/"+name, uint64(1+i))
+			want = append(want, addr)
+		}
+		must(t, b.store.Write(cni.Attachment{
+			ContainerID: name, IfName: "eth0", NetNS: "/netns/" + name, NetNSID: uint64(1 + i), Network: "n",
+			Pod: records.Pod{Namespace: "test", Name: name}, IPs: []netip.Prefix{netip.PrefixFrom(addr, 24)},
+		}))
+	}
+	b.start()
+	s.change(func() {
+		if len(s.asked) < 3 {
+			t.Errorf("attached %d times", len(s.asked))
+		}
+		for i, cfg := range s.asked {
+			if !slices.Equal(cfg.Filter.Never, want) {
+				t.Errorf("filter %d of the start lets connections with %v be TCP, want %v", i, cfg.Filter.Never, want)
+			}
+		}
+	})
 }
