@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/kernelpath"
@@ -98,6 +100,25 @@ func TestLinuxSMC_mayHave(t *testing.T) {
 			t.Errorf("%t, %v, want %t", got, err, want)
 		}
 		must(t, linux.SweepOptionFilter(linux.In(ns)))
+	}
+}
+
+// A program of a pod that may do so can flush the rules in the pod's namespace: the filter is found missing there, too.
+func TestLinuxChooser_filtered(t *testing.T) {
+	ns := newSpace(t).ns
+	must(t, linux.FilterOption(linux.In(ns), linux.OptionFilterConfig{}))
+	for _, want := range []bool{true, false} {
+		if got, err := (&linuxChooser{}).filtered(linuxNet{ns}); got != want || err != nil {
+			t.Errorf("%t, %v, want %t", got, err, want)
+		}
+		must(t, ns.Do(func() error {
+			conn, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			conn.FlushRuleset()
+			return conn.Flush()
+		}))
 	}
 }
 

@@ -47,7 +47,7 @@ type chooser interface {
 	purge(n podNet, cfg kernelpath.PodConfig) error
 	// others are the namespaces and cgroups that are chosen, or whose option is filtered, but for those of these pods.
 	others(known []podNet) ([]kernelpath.Choice, error)
-	// filtered tells whether the filter of the option of a pod in the node's network is there: others may flush the node's rules.
+	// filtered tells whether the filter of a pod's option is there: others, and the pod itself, may flush all rules.
 	filtered(n podNet) (bool, error)
 	// forget takes away what chooses one of these, and of a cgroup the filter of its option.
 	forget(kernelpath.Choice) error
@@ -235,14 +235,7 @@ func othersOf(c choices, ns *linux.NetNS, known []podNet) ([]kernelpath.Choice, 
 	return out, nil
 }
 
-// filtered says of pods with a network of their own, whose rules are nobody else's, that it is.
-func (*linuxChooser) filtered(n podNet) (bool, error) {
-	at := placeOf(n)
-	if at.Cgroup == nil {
-		return true, nil
-	}
-	return linux.OptionFiltered(at)
-}
+func (*linuxChooser) filtered(n podNet) (bool, error) { return linux.OptionFiltered(placeOf(n)) }
 
 func (l *linuxChooser) forget(x kernelpath.Choice) error {
 	return inNodesNet(func(ns *linux.NetNS) error { return forgetOf(l.c, ns, x) })
@@ -673,7 +666,7 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 				m.revokeAgain(p, cfg.Filter, now)
 				return nil
 			}
-			k.log.Warn("the filter of the pod's SMC-R option is not in the node's nftables any more (nft flush ruleset removes it); it is made anew, and connections that no policy allows end", "err", err)
+			k.log.Warn("the filter of the pod's SMC-R option is not in nftables any more (nft flush ruleset removes it); it is made anew, and connections that no policy allows end", "err", err)
 		}
 		if err := m.a.kernelPath.get().attach(k.net, cfg); err != nil {
 			return err
