@@ -103,7 +103,7 @@ type HostPod struct {
 	Namespace, Name string
 	UID             string // "" outside of a cluster
 	// Cgroup is the path of the pod's cgroup, of version 2, from the root of that hierarchy, such as
-	// /system.slice/redis.service; "": the one that kubelet made for a pod with CgroupUID.
+	// /redis.slice; "": the one that kubelet made for a pod with CgroupUID.
 	Cgroup string
 	// CgroupUID is UID, but for static pods: kubelet names their cgroups by the annotation
 	// kubernetes.io/config.hash.

@@ -56,7 +56,7 @@ func (d *decoder) hostPod(f field) HostPod {
 	d.text(fs, "cgroup", &p.Cgroup)
 	switch c := p.Cgroup; {
 	case !path.IsAbs(c) || path.Clean(c) != c || c == "/" || strings.ContainsFunc(c, unicode.IsControl):
-		d.errorf(fs.where("cgroup"), "%q, want the path of the pod's cgroup from the root, without . and .., such as /system.slice/redis.service (/proc/PID/cgroup has it behind 0::)", c)
+		d.errorf(fs.where("cgroup"), "%q, want the path of the pod's cgroup from the root, without . and .., such as /redis.slice (/proc/PID/cgroup has it behind 0::)", c)
 	case len(c) > maxCgroupPath:
 		d.errorf(fs.where("cgroup"), "is %d bytes long, at most %d are allowed", len(c), maxCgroupPath)
 	case strings.Count(c, "/") > maxCgroupDepth:
