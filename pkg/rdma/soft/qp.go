@@ -138,6 +138,6 @@ func (q *qp) Retry() time.Time {
 // ForgetMemory implements [softdev.Carrier].
 func (q *qp) ForgetMemory() {
 	if q.unsent != nil {
-		q.unsent.forget(nil)
+		q.unsent.forget(nil, &q.txICRC)
 	}
 }

@@ -163,7 +163,7 @@ func (q *qp) Transmit(now time.Time) {
 	if b == nil {
 		b = q.dev.getBatch()
 	} else {
-		b.forget(q.m) // the program knows what completed meanwhile
+		b.forget(q.m, &q.txICRC) // the program knows what completed meanwhile
 		if !q.dev.send(b) {
 			q.unsent = b
 			return
@@ -226,8 +226,8 @@ func (d *Device) send(b *batch) bool {
 // forget drops the messages that refer to memory which the machine does not lend any more, as if
 // they were lost on the way: their work requests completed while the wire was full, and the
 // program may have other bytes there, which are not the peer's. Without a machine it drops all
-// that refer to memory. The others stay: a NAK is sent only once, and the peer needs it to learn
-// why nobody answers any more.
+// that refer to memory. The others stay, and an acknowledgement at the end of one that is dropped:
+// a NAK is sent only once, and the peer needs it to learn why nobody answers any more.
 //
 //	program            queue pair                               wire
 //	posts a WRITE -->  makes a batch, which has to wait         full
@@ -235,15 +235,31 @@ func (d *Device) send(b *batch) bool {
 //	completion    <--  WRITE, of which this is a repetition
 //	fills the memory
 //	for others         forget                                   has room
-func (b *batch) forget(m *rocev2.QP) {
+func (b *batch) forget(m *rocev2.QP, icrc *rocev2.ICRC) {
 	kept := b.sent
 	for i := b.sent; i < b.made; i++ {
-		if !b.isStale(i, m) {
+		if !b.isStale(i, m) || b.onlyAnswer(i, icrc) {
 			b.msgs[kept], b.runs[kept] = b.msgs[i], b.runs[i]
 			kept++
 		}
 	}
 	b.made = kept
+}
+
+// onlyAnswer makes of a message only the acknowledgement at its end, which by itself has another ICRC, see build. False
+// means that there is none.
+func (b *batch) onlyAnswer(i int, icrc *rocev2.ICRC) bool {
+	m, last := &b.msgs[i], b.runs[i].to-1
+	p := &b.pkts[last]
+	if rocev2.OpCode(p.Hdr[0]) != rocev2.Acknowledge {
+		return false
+	}
+	piece := m.Bufs[len(m.Bufs)-1] // with the trailer of the packet before
+	piece = piece[len(piece)-p.UDPLen():]
+	binary.LittleEndian.PutUint32(piece[p.HdrLen:], icrc.SumTx(0, p))
+	m.Bufs, m.SegmentBytes = append(m.Bufs[:0], piece), 0
+	b.runs[i].from = last
+	return true
 }
 
 // isStale reports whether forget drops a message.

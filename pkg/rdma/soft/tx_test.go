@@ -216,9 +216,16 @@ func TestQP_longReads(t *testing.T) {
 // narrowWire takes as many messages as it has room for.
 type narrowWire struct {
 	silentWire
-	mu    sync.Mutex
-	room  int
-	taken []message
+	mu       sync.Mutex
+	room     int
+	taken    []message
+	segments int // of a message; 0: 1
+}
+
+func (w *narrowWire) MaxSegments() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return max(1, w.segments)
 }
 
 // message is what the wire took.
@@ -372,6 +379,43 @@ func TestQP_restLeavesBehindAnAcknowledgement(t *testing.T) {
 		}
 		if s, _ := q.dev.QPStats(q.Num()); len(taken) != 2 || s.Retransmits != 0 {
 			t.Errorf("%d messages leave, and %d packets are repeated; want 2, and none", len(taken), s.Retransmits)
+		}
+	})
+}
+
+// An acknowledgement that leaves at the end of a WRITE leaves by itself when the WRITE does not any more: the peer
+// hears of no NAK again.
+func TestQP_acknowledgementOutlivesItsMessage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q, w, mr, _ := narrow(t, 0)
+		w.mu.Lock()
+		w.segments = 4
+		w.mu.Unlock()
+		write(t, q, mr, 1) // waits for the wire
+		write(t, q, mr, 3)
+		outOfTurn := &rocev2.Packet{BTH: rocev2.BTH{OpCode: rocev2.WriteOnly, PSN: 77, AckReq: true}}
+		(&receiver{dev: q.dev}).take([]Message{fromPeer(q, narrowPeer, outOfTurn)})
+		w.widen(1) // the first WRITE leaves, and the second one waits, with a NAK
+		<-time.After(sendRetry)
+		synctest.Wait()
+		if s, _ := q.dev.QPStats(q.Num()); s.NAKSeqSent != 1 {
+			t.Fatalf("%d NAKs are made, want 1", s.NAKSeqSent)
+		}
+		if err := q.Modify(rdma.QPAttr{State: rdma.QPError}); err != nil {
+			t.Fatal(err)
+		}
+		fill(mr, 'B')
+		w.widen(1000)
+		<-time.After(time.Second)
+		taken := w.widen(0)
+		if len(taken) != 1 || rocev2.OpCode(taken[0].bytes[0]) != rocev2.Acknowledge {
+			t.Fatalf("%d messages leave, want a NAK: %x", len(taken), taken)
+		}
+		b := taken[0].bytes
+		nak := rocev2.TxPacket{HdrLen: len(b) - rocev2.ICRCLen}
+		copy(nak.Hdr[:], b[:nak.HdrLen])
+		if got, want := binary.LittleEndian.Uint32(b[nak.HdrLen:]), q.txICRC.SumTx(0, &nak); got != want {
+			t.Errorf("the NAK has ICRC %#x, want %#x", got, want)
 		}
 	})
 }
