@@ -222,8 +222,11 @@ func (q *queue) next(now time.Time) (e *entry, again time.Time) {
 	var first class
 	for _, x := range q.entries {
 		c, at, ok := x.due()
-		if x.doubtful && q.doubtUntil.After(at) {
-			at = q.doubtUntil
+		if x.doubtful && q.doubt > 0 {
+			c = classNode // of whatever class it is: those in doubt have the few tries by turns, see broke
+			if q.doubtUntil.After(at) {
+				at = q.doubtUntil
+			}
 		}
 		switch {
 		case !ok:

@@ -16,6 +16,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
 
 func TestNotable(t *testing.T) {
@@ -242,4 +243,32 @@ func TestReporter_awayIsForgotten(t *testing.T) {
 			t.Errorf("writes after one error: %v", w)
 		}
 	})
+}
+
+// TestQueue_turnsInDoubt: objects whose writes the API server answers with errors of its own are tried by turns, whatever
+// they are.
+func TestQueue_turnsInDoubt(t *testing.T) {
+	seed := testenv.Seed(t)
+	q := newQueue(rand.New(rand.NewPCG(seed, seed)))
+	q.blocked = false
+	now := began()
+	tries := map[key]int{{kindPod, "shop", "web"}: 0, {kindLink, "", "a"}: 0, {kindLink, "", "b"}: 0, {kindLink, "", "c"}: 0}
+	for k := range tries {
+		q.want(k, target{present: true, state: "x"}, now)
+	}
+	const turns = 20
+	for range turns * len(tries) {
+		e, again := q.next(now)
+		for e == nil {
+			now = again
+			e, again = q.next(now)
+		}
+		tries[e.key]++
+		q.broke(e.key, now)
+	}
+	for k, n := range tries {
+		if n < turns/2 {
+			t.Errorf("%v was tried %d times of %d", k, n, turns*len(tries))
+		}
+	}
 }
