@@ -137,6 +137,7 @@ func (p *planner) seen(s observation, now time.Time) (nodeDeleted bool) {
 		return false
 	case s.key.kind == kindLink && p.links[s.key.name] == nil: // it is not to be as it was, but to be deleted, or not planned yet
 		p.queue.drop(s.key)
+		delete(p.uids, s.key.name)
 		if s.target.present {
 			p.takeLink(s, now)
 		}

@@ -228,6 +228,9 @@ func TestPlanner_seenUnplanned(t *testing.T) {
 		if e != nil && e.differs != inNothing {
 			t.Errorf("changed: it is to be written as %v over %v", e.want.state, e.wrote.state)
 		}
+		if _, ok := p.uids[k.name]; ok != present {
+			t.Errorf("present %t: its UID is remembered: %t", present, ok)
+		}
 	}
 }
 
