@@ -150,3 +150,45 @@ func TestReporter_contactNothingLeft(t *testing.T) {
 		})
 	}
 }
+
+// TestReporter_contactWithErrorsOnly: errors of the API server's own between calls without an answer end no outage, but
+// such errors alone do after a while.
+func TestReporter_contactWithErrorsOnly(t *testing.T) {
+	broken := apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
+	synctest.Test(t, func(t *testing.T) {
+		srv, src := newFakeServer(), &source{snap: healthy()}
+		g := group("shop/web", 1, 1)
+		src.snap.Links = []agentapi.LinkGroup{g}
+		r, _ := start(t, srv, src)
+		pass(time.Minute) // all is written, and no event waits
+		next := func(err error) { // the next call has it
+			srv.mu.Lock()
+			srv.refuse[key{kind: kindLink, name: linkName(node, &g)}] = err
+			n := srv.counts["refuse"]
+			srv.mu.Unlock()
+			for range 3 * awayMost / collectEvery {
+				pass(collectEvery)
+				if srv.count("refuse") > n {
+					return
+				}
+			}
+			t.Fatal("no call")
+		}
+		src.change(func(s *Snapshot) { s.Links[0].Conns = 100 })
+		next(errAway)
+		since := r.Contact().Since
+		for range 5 {
+			for _, err := range []error{broken, errAway} {
+				next(err)
+				if c := r.Contact(); !errors.Is(c.Away, errAway) || c.Since != since {
+					t.Fatalf("after %v, away since %v: %+v", err, since, c)
+				}
+			}
+		}
+		next(broken)
+		pass(repliedOnly + 2*awayMost)
+		if c := r.Contact(); c != (Contact{Told: true}) {
+			t.Errorf("when all calls have answers: %+v", c)
+		}
+	})
+}

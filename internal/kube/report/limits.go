@@ -81,6 +81,10 @@ const (
 	objectFirst = 5 * time.Second
 	objectMost  = 10 * time.Minute
 
+	// repliedOnly is how long no call has to stay without an answer for an outage to be over, though all answers are
+	// errors of the API server's own. Within it there are at least two calls.
+	repliedOnly = 2 * awayMost
+
 	// refusalLogPause is the least time between two log records about objects of
 	// one kind that the API server refuses.
 	refusalLogPause = time.Minute

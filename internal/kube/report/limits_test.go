@@ -30,6 +30,7 @@ func TestLimits(t *testing.T) {
 		"all events that wait are remembered":                            maxEvents < maxRememberedEvent,
 		"the pause after an error of the API server grows":               awayFirst < awayMost,
 		"the pause after an error of an object grows":                    objectFirst < objectMost,
+		"in an outage a call without an answer comes in time":            repliedOnly > awayMost+callTimeout,
 		"the pause before a repair grows":                                repairFirst < repairMost,
 		"a pod is shown as not attached before an event says so":         attachGrace < attachWarn,
 		"policies are in force before a pod's connections count as told": policyDelay < fallbackAfter,

@@ -74,6 +74,7 @@ type Reporter struct {
 	seed     *rand.Rand
 	logged   map[kind]time.Time // refusals
 	isAway   bool
+	lostAt   time.Time // of the last call without an answer, or with one that is of all objects
 
 	left     chan struct{} // closed when the last reports of a node that was left are written
 	leftOnce sync.Once
@@ -247,12 +248,12 @@ func (r *Reporter) act(ctx context.Context, now time.Time) (again time.Time, bus
 	if again.IsZero() || !later.IsZero() && later.Before(again) {
 		again = later
 	}
-	if again.IsZero() && r.isAway {
+	if busy = e != nil || ev != nil; !busy && again.IsZero() && r.isAway {
 		// What failed is not to be written any more, its pod has gone: so this caller does not know that the API server is away.
 		r.isAway = false
 		r.contact.found(callerReports, now)
 	}
-	return again, e != nil || ev != nil
+	return again, busy
 }
 
 // load reads what the API server has of the node.
@@ -308,7 +309,7 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 		r.back()
 		r.refused(k, err, r.queue.refused(k, now), now)
 	case isInternal(err): // it answers, but perhaps nobody
-		r.reached()
+		r.replied(now)
 		r.refused(k, err, r.queue.broke(k, now), now)
 	default:
 		r.queue.unsure(k, now)
@@ -344,8 +345,9 @@ func (r *Reporter) send(ctx context.Context, e *event) {
 		r.news.done()
 		r.cfg.Log.Debug("event not accepted", "err", err)
 	case isInternal(err):
-		r.reached()
-		r.cfg.Log.Debug("event not accepted yet", "err", err, "again", r.news.broke(time.Now(), r.queue.jittered))
+		now := time.Now()
+		r.replied(now)
+		r.cfg.Log.Debug("event not accepted yet", "err", err, "again", r.news.broke(now, r.queue.jittered))
 	default:
 		r.away(ctx, err, time.Now())
 	}
@@ -392,6 +394,7 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 		return
 	}
 	r.queue.failed(now)
+	r.lostAt = now
 	r.contact.lost(callerReports, err, now)
 	if !r.isAway {
 		r.isAway = true
@@ -402,15 +405,20 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 // back notes that the API server did as it was asked, or that it refused.
 func (r *Reporter) back() {
 	r.queue.answered()
-	r.reached()
-}
-
-// reached notes that the API server answered.
-func (r *Reporter) reached() {
 	r.contact.found(callerReports, time.Now())
 	if r.isAway {
 		r.isAway = false
 		r.cfg.Log.Info("API server reached again; reports are written")
+	}
+}
+
+// replied notes that the API server answered with an error of its own. In an outage such answers come between calls
+// without any; one that is over had its end with the last of these.
+func (r *Reporter) replied(now time.Time) {
+	if r.isAway && now.Sub(r.lostAt) >= repliedOnly {
+		r.isAway = false
+		r.contact.found(callerReports, r.lostAt)
+		r.cfg.Log.Info("API server answers again, but with errors of its own to what is still to be written")
 	}
 }
 
