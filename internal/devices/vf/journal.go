@@ -119,7 +119,11 @@ func (h Host) readJournal(id string) (*journal, error) {
 	if j.Wiring.Device.ID != id {
 		return nil, fmt.Errorf("read journal %s: it is that of device %q", h.file(id), j.Wiring.Device.ID)
 	}
-	if boot, err := bootID(); err == nil && boot != j.Boot {
+	boot, err := bootID()
+	switch {
+	case records.IsShortage(err): // it may be out of date
+		return nil, fmt.Errorf("read journal of device %s: %w", id, err)
+	case err == nil && boot != j.Boot:
 		return nil, fmt.Errorf("read journal of device %s: from before the last boot: %w", id, fs.ErrNotExist)
 	}
 	return j, nil

@@ -199,8 +199,14 @@ func (h Host) takeBackLeftover(ctx context.Context, id string, next Owner) error
 	} else if err != nil {
 		return err
 	}
-	if j.Complete && alive(j.Wiring.Owner) && (j.marked || !j.Wiring.Owner.ReplacedBy(next)) {
-		return &BusyError{Device: id, Owner: j.Wiring.Owner, IfName: j.Wiring.IfName}
+	if j.Complete && (j.marked || !j.Wiring.Owner.ReplacedBy(next)) {
+		lives, err := alive(j.Wiring.Owner)
+		switch {
+		case err != nil:
+			return fmt.Errorf("see whether %s, which has device %s, is gone: %w", j.Wiring.Owner, id, err)
+		case lives:
+			return &BusyError{Device: id, Owner: j.Wiring.Owner, IfName: j.Wiring.IfName}
+		}
 	}
 	if err := h.takeBack(ctx, j); err != nil {
 		return fmt.Errorf("take device %s back from %s, which is gone: %w", id, j.Wiring.Owner, err)
@@ -208,14 +214,18 @@ func (h Host) takeBackLeftover(ctx context.Context, id string, next Owner) error
 	return nil
 }
 
-// alive tells whether the owner's network namespace still exists at its path. One that cannot be opened just now may exist.
-func alive(o Owner) bool {
+// alive tells whether the owner's network namespace still exists at its path. The error says that it is not known: it could not
+// be opened just now.
+func alive(o Owner) (bool, error) {
 	ns, err := linux.OpenNetNS(o.NetNS)
-	if err != nil {
-		return records.IsShortage(err)
+	switch {
+	case records.IsShortage(err):
+		return false, err
+	case err != nil:
+		return false, nil
 	}
 	defer func() { _ = ns.Close() }() // closes descriptors
-	return ns.ID() == o.NetNSID
+	return ns.ID() == o.NetNSID, nil
 }
 
 // Collect brings back every device whose owner is not valid, and every device that a killed
