@@ -616,6 +616,44 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
+// scarce calls f without any descriptors but those that are open.
+func scarce(t *testing.T, f func()) {
+	t.Helper()
+	var limit syscall.Rlimit
+	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+	if err == nil {
+		err = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1, Max: limit.Max})
+	}
+	f()
+	if err := errors.Join(err, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPrepare_unread: a record that cannot be read for want of descriptors is not replaced, and no claim is prepared while it is
+// not known which others are.
+func TestPrepare_unread(t *testing.T) {
+	b := newBench(t)
+	c := b.claim("web", []string{"pod-1"}, "soft0")
+	d := b.driver("")
+	own := claims.Claim{UID: "own", Pods: []records.Pod{{UID: "uid-1"}}, Devices: []claims.Device{{ID: "eth9"}}}
+	for _, tt := range []struct {
+		name string
+		call func() error
+		text string
+	}{
+		{"prepare", func() error { _, err := d.prepare(t.Context(), nil, c); return err }, "read claim"},
+		{"afterAll", func() error { _, err := d.afterAll(time.Now()); return err }, "which claims are prepared"},
+		{"fits", func() error { return d.fits(own) }, "how many devices"},
+	} {
+		var err error
+		scarce(t, func() { err = tt.call() })
+		if !errors.Is(err, syscall.EMFILE) || !strings.Contains(err.Error(), tt.text) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
 // TestAssigned_unread: while the records cannot be read for want of descriptors, pods have the devices that they had.
 func TestAssigned_unread(t *testing.T) {
 	dir := t.TempDir()
@@ -628,15 +666,7 @@ func TestAssigned_unread(t *testing.T) {
 	}
 	a := NewAssigned(dir, slog.New(slog.DiscardHandler))
 	<-a.Changed()
-	var limit syscall.Rlimit
-	err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
-	if err == nil {
-		err = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1, Max: limit.Max}) // those that are open stay
-	}
-	a.look()
-	if err := errors.Join(err, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)); err != nil {
-		t.Fatal(err)
-	}
+	scarce(t, a.look)
 	if diff := cmp.Diff([]string{"soft1"}, a.Devices(config.PodName{Namespace: "ns", Name: "web"})); diff != "" || !a.Claimed("pod-1") {
 		t.Errorf("claimed: %t, devices (-want +got)\n%s", a.Claimed("pod-1"), diff)
 	}

@@ -41,13 +41,19 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, wanted []*resourceap
 // not wait for devices any more.
 func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	before, err := d.store.Get(string(c.UID))
-	if err != nil && !errors.Is(err, claims.ErrNoClaim) {
+	switch {
+	case err == nil, errors.Is(err, claims.ErrNoClaim):
+	case records.IsShortage(err): // when it was prepared, and which devices it has, is only there
+		return nil, fmt.Errorf("%w: kubelet tries again", err)
+	default:
 		// The record cannot be read. The allocation has all that is needed for a new one.
 		d.cfg.Log.Warn("record of a claim replaced: the old one cannot be read", "claim", c.Namespace+"/"+c.Name, "err", err)
 	}
 	record := claims.Claim{Namespace: c.Namespace, Name: c.Name, UID: string(c.UID), Prepared: before.Prepared, Pods: podsOf(c)}
 	if record.Prepared.IsZero() {
-		record.Prepared = d.afterAll(time.Now())
+		if record.Prepared, err = d.afterAll(time.Now()); err != nil {
+			return nil, err
+		}
 	}
 	var out []kubeletplugin.Device
 	for _, r := range c.Status.Allocation.Devices.Results {
@@ -91,7 +97,10 @@ func (d *Driver) fits(c claims.Claim) error {
 	if c.Own() == 0 {
 		return nil
 	}
-	all, _ := d.store.List() // exclusive logs what cannot be read
+	all, err := d.store.List() // exclusive logs what cannot be read
+	if errors.Is(err, claims.ErrUnread) {
+		return fmt.Errorf("it is not known how many devices the pod has: %w: kubelet tries again", err)
+	}
 	for _, pod := range c.Pods {
 		n := c.Own()
 		for _, o := range all {
@@ -108,14 +117,17 @@ func (d *Driver) fits(c claims.Claim) error {
 
 // afterAll is now, or after the times of all claims that are prepared, whichever is later: their
 // order tells a pod from a former one of its name, also if the node's clock was set back.
-func (d *Driver) afterAll(now time.Time) time.Time {
-	all, _ := d.store.List() // exclusive and Assigned log what cannot be read
+func (d *Driver) afterAll(now time.Time) (time.Time, error) {
+	all, err := d.store.List() // exclusive and Assigned log what cannot be read
+	if errors.Is(err, claims.ErrUnread) {
+		return time.Time{}, fmt.Errorf("it is not known which claims are prepared: %w: kubelet tries again", err)
+	}
 	for _, c := range all {
 		if !c.Prepared.Before(now) {
 			now = c.Prepared.Add(1)
 		}
 	}
-	return now
+	return now, nil
 }
 
 // podsOf are the pods that a claim is reserved for.
