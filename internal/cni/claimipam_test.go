@@ -276,7 +276,9 @@ func TestUnrecorded(t *testing.T) {
 				h.devices[d.Owner.ContainerID] = d
 			}
 			p := Plugin{Host: func(string) Host { return h }, Stderr: io.Discard}
-			if diff := cmp.Diff(tt.want, p.unrecorded(c, &skel.CmdArgs{ContainerID: "c1", IfName: "eth0"})); diff != "" {
+			got, err := p.unrecorded(c, &skel.CmdArgs{ContainerID: "c1", IfName: "eth0"})
+			must(t, err)
+			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("interfaces (-want +got):\n%s", diff)
 			}
 		})
@@ -302,23 +304,71 @@ func TestClaimed_names(t *testing.T) {
 	}
 }
 
-// A pod does not start without the devices that it claimed because the records of claims could not be read: its ADD is tried again.
+// scarce calls f without any descriptors but those that are open.
+func scarce(t *testing.T, f func()) {
+	t.Helper()
+	var limit syscall.Rlimit
+	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1, Max: limit.Max}))
+	f()
+	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+}
+
+// wantAgain fails unless err is the CNI error for a call that is to come again, for want of descriptors.
+func wantAgain(t *testing.T, err error) {
+	t.Helper()
+	var e *types.Error
+	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater || !strings.Contains(e.Details, "too many open files") {
+		t.Errorf("error %v, want code %d", err, types.ErrTryAgainLater)
+	}
+}
+
+// A pod does not start without the devices that it claimed because the records of claims could not be read for want of
+// descriptors: its ADD is tried again. A directory of claims that is broken stops no pod.
 func TestClaimed_unread(t *testing.T) {
 	data := t.TempDir()
-	must(t, claims.NewStore(data).Write(claims.Claim{
+	store := claims.NewStore(data)
+	must(t, store.Write(claims.Claim{
 		Namespace: "shop", Name: "nics", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}}, Devices: []claims.Device{{ID: "a"}},
 	}))
 	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
-	var limit syscall.Rlimit
-	must(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1, Max: limit.Max})) // those that are open stay
-	got, err := p.claimed(NetConf{DataDir: data}, Attachment{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{UID: "u1"}})
-	must(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
-	var e *types.Error
-	if !errors.As(err, &e) || e.Code != types.ErrTryAgainLater || !strings.Contains(e.Details, "too many open files") || len(got) > 0 {
-		t.Errorf("%+v, error %v, want code %d", got, err, types.ErrTryAgainLater)
+	a := Attachment{ContainerID: "c1", IfName: "eth0", Pod: records.Pod{UID: "u1"}}
+	scarce(t, func() {
+		_, err := p.claimed(NetConf{DataDir: data}, a)
+		wantAgain(t, err)
+	})
+	must(t, store.RemoveAll())
+	must(t, os.WriteFile(store.Dir(), nil, 0o600))
+	if got, err := p.claimed(NetConf{DataDir: data}, a); len(got) > 0 || err != nil {
+		t.Errorf("with a file in the place of the directory: %+v, error %v", got, err)
 	}
 }
+
+// DEL comes again if it cannot see for want of descriptors what addresses the pod may have, and leaves the record until then.
+func TestDelIPAM_unread(t *testing.T) {
+	c := NetConf{DataDir: t.TempDir()}
+	c.IPAM.Type, c.prevResult = "none", json.RawMessage("{}")
+	must(t, claims.NewStore(c.DataDir).Write(claims.Claim{
+		Namespace: "shop", Name: "nics", UID: "c-1", Pods: []records.Pod{{Namespace: "shop", Name: "cart-0", UID: "u1"}}, Devices: []claims.Device{{ID: "a"}},
+	}))
+	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
+	args := &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: podArgs("c1", records.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"})}
+	scarce(t, func() {
+		wantAgain(t, p.giveBack(t.Context(), c, args, Attachment{}, ErrNoAttachment))
+		kept, err := p.delIPAM(c, args)
+		wantAgain(t, err)
+		if !kept {
+			t.Error("a record that was not read is removed")
+		}
+	})
+	p.Host = func(string) Host { return unlistedHost{&fakeHost{}} }
+	wantAgain(t, p.giveBack(t.Context(), c, args, Attachment{}, ErrNoAttachment))
+}
+
+// unlistedHost is a machine whose devices cannot be listed for want of descriptors.
+type unlistedHost struct{ *fakeHost }
+
+func (unlistedHost) Devices() ([]vf.Device, error) { return nil, syscall.EMFILE }
 
 // TestClaimed_first: claimed devices belong to the pod's first attachment, also if Multus calls the plugins of another one before.
 func TestClaimed_first(t *testing.T) {

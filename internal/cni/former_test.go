@@ -114,7 +114,8 @@ func TestUnrecorded_claims(t *testing.T) {
 	p := Plugin{Host: func(string) Host { return h }, Stderr: io.Discard}
 	c := NetConf{DataDir: data}
 	c.IPAM.Type = "x"
-	got := p.unrecorded(c, &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: podArgs("c1", records.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"})})
+	got, err := p.unrecorded(c, &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: podArgs("c1", records.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"})})
+	must(t, err)
 	if diff := cmp.Diff([]string{"eth0", "smcr0", "smcr1", "roce"}, got); diff != "" {
 		t.Errorf("interfaces (-want +got):\n%s", diff)
 	}

@@ -283,6 +283,9 @@ func firstError(errs []error) error {
 // says of them is kept for the next DEL; kept says that it could not be kept elsewhere, so that the record has to stay.
 func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept bool, err error) {
 	a, rerr := c.store().Get(args.ContainerID, args.IfName)
+	if records.IsShortage(rerr) {
+		return true, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", rerr.Error())
+	}
 	owing, recorded := owing(c.DataDir), rerr == nil
 	if !recorded {
 		if was, err := owing.Get(args.ContainerID, args.IfName); err == nil {
@@ -338,8 +341,11 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 			names = append(names, d.IfName)
 		}
 	}
+	var errs []error
 	if rerr != nil {
-		names = p.unrecorded(c, args)
+		var err error
+		names, err = p.unrecorded(c, args)
+		errs = append(errs, err)
 	}
 	if len(a.IPAM) > 0 {
 		was, err := c.withIPAM(a.IPAM)
@@ -348,7 +354,6 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 		}
 		c = was
 	}
-	var errs []error
 	for _, name := range names {
 		errs = append(errs, ipam{conf: c, args: args, ifName: name}.del(ctx))
 	}
@@ -358,16 +363,20 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 // unrecorded are the names of the interfaces that an attachment without a record may have
 // addresses for. After a reboot there is neither a record nor a journal, but the addresses
 // are still taken, and the runtime has the result of the ADD. After an ADD that was killed
-// before Attach wrote a journal there are only the pod's claims.
-func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
+// before Attach wrote a journal there are only the pod's claims. The error says that there may be further ones, which cannot be
+// known just now.
+func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string, unknown error) {
 	if c.IPAM.Type == "" {
-		return nil
+		return nil, nil
 	}
 	if id, _ := c.deviceID(); id != "" || c.prevResult == nil {
 		names = []string{args.IfName}
 	}
 	all, err := p.host(c).Devices()
-	if err != nil {
+	switch {
+	case records.IsShortage(err):
+		unknown = deviceError("", err)
+	case err != nil:
 		p.tell("DEL goes on without the list of devices: %v", err)
 	}
 	for _, d := range all {
@@ -378,7 +387,7 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 	pod, _ := parsePod(args.Args) // ADD has refused such arguments
 	requests, err := p.claimed(c, Attachment{ContainerID: args.ContainerID, IfName: args.IfName, Pod: pod})
 	if err != nil {
-		p.tell("DEL goes on without the pod's claims: %v", err)
+		unknown = err
 	}
 	for _, r := range requests {
 		if !slices.Contains(names, r.ifName) {
@@ -387,14 +396,14 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string) {
 	}
 	var r result
 	if c.prevResult != nil && json.Unmarshal(c.prevResult, &r) != nil {
-		return names
+		return names, unknown
 	}
 	for _, it := range r.Interfaces {
 		if it.Sandbox != "" && it.Name != args.IfName && !slices.Contains(names, it.Name) {
 			names = append(names, it.Name)
 		}
 	}
-	return names
+	return names, unknown
 }
 
 // delDevices takes back all devices of the attachment, and the device that the runtime

@@ -19,6 +19,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/devices/deviceinfo"
 	"github.com/smcr-io/kube-smcr/internal/devices/vf"
 	"github.com/smcr-io/kube-smcr/internal/linux"
+	"github.com/smcr-io/kube-smcr/internal/records"
 	"github.com/smcr-io/kube-smcr/internal/undo"
 )
 
@@ -75,7 +76,7 @@ func (p Plugin) claimed(c NetConf, a Attachment) ([]ifRequest, error) {
 		return nil, nil // outside Kubernetes, or a further network of the pod
 	}
 	devices, err := claims.NewStore(c.DataDir).OfPod(a.Pod.UID)
-	if errors.Is(err, claims.ErrUnread) {
+	if records.IsShortage(err) { // what lasts keeps no pod from starting: most have no claims
 		return nil, types.NewError(types.ErrTryAgainLater, "it is not known which devices the pod claimed", err.Error())
 	}
 	if err != nil { // some records could not be read; they may be of other pods
