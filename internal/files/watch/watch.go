@@ -13,8 +13,9 @@ import (
 // its name.
 const waiting = 16
 
-// Dirs tells of changes in directories until stop is called. After an error it tells of those that can be watched; events is
-// nil if none can. An event of no name says that others were lost.
+// Dirs tells of changes in directories until stop is called. After an error it tells of those that can be watched, which may be
+// none; events is nil only if there is no watcher at all, for want of descriptors for example. An event of no name says that
+// others were lost.
 func Dirs(dirs ...string) (events <-chan fsnotify.Event, stop func(), err error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
