@@ -161,6 +161,7 @@ func TestReporter_contactWithErrorsOnly(t *testing.T) {
 		src.snap.Links = []agentapi.LinkGroup{g}
 		r, _ := start(t, srv, src)
 		pass(time.Minute) // all is written, and no event waits
+
 		next := func(err error) { // the next call has it
 			srv.mu.Lock()
 			srv.refuse[key{kind: kindLink, name: linkName(node, &g)}] = err
