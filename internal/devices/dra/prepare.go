@@ -98,7 +98,7 @@ func (d *Driver) fits(c claims.Claim) error {
 		return nil
 	}
 	all, err := d.store.List() // exclusive logs what cannot be read
-	if errors.Is(err, claims.ErrUnread) {
+	if records.IsShortage(err) {
 		return fmt.Errorf("it is not known how many devices the pod has: %w: kubelet tries again", err)
 	}
 	for _, pod := range c.Pods {
@@ -119,7 +119,7 @@ func (d *Driver) fits(c claims.Claim) error {
 // order tells a pod from a former one of its name, also if the node's clock was set back.
 func (d *Driver) afterAll(now time.Time) (time.Time, error) {
 	all, err := d.store.List() // exclusive and Assigned log what cannot be read
-	if errors.Is(err, claims.ErrUnread) {
+	if records.IsShortage(err) {
 		return time.Time{}, fmt.Errorf("it is not known which claims are prepared: %w: kubelet tries again", err)
 	}
 	for _, c := range all {
