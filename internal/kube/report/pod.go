@@ -83,7 +83,7 @@ func (t *traffic) note(d *agentapi.Decision) {
 // alive notes that the pod has a link group, and whether connections of the pod are on it.
 // That says nothing about new connections if the last one was refused.
 func (t *traffic) alive(conns bool) {
-	if !t.firstPlain.IsZero() && t.last.Mode == agentapi.ModeReset {
+	if !t.firstPlain.IsZero() && t.last.Reason == agentapi.CodeRequired {
 		t.older = t.older || conns
 		return
 	}
@@ -106,9 +106,9 @@ func (t *traffic) carried(at time.Time) {
 func (t *traffic) forget(now time.Time) { *t = traffic{latest: t.latest, since: now.Add(policyDelay)} }
 
 // refused tells whether the last connection that was not on SMC-R was reset, because a policy
-// requires SMC-R.
-func (t *traffic) refused(now time.Time) bool {
-	return t.reason(now) != agentapi.CodeOK && t.last.Mode == agentapi.ModeReset
+// requires SMC-R. One whose rendezvous broke is reset under any policy, and the next is plain TCP unless one requires SMC-R.
+func (t *traffic) refused(now time.Time, required bool) bool {
+	return t.reason(now) != agentapi.CodeOK && (t.last.Reason == agentapi.CodeRequired || required && t.last.Mode == agentapi.ModeReset)
 }
 
 // reason is why all connections of the pod are plain TCP or refused, or CodeOK.
@@ -178,7 +178,7 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	if why == agentapi.CodeOK {
 		return podStatus{word: v1alpha1.PodStatusEnabled}
 	}
-	if t.refused(now) {
+	if t.refused(now, v.Required) {
 		return podStatus{word: v1alpha1.PodStatusRefused, code: why, older: t.older}
 	}
 	return podStatus{word: v1alpha1.PodStatusFallback, code: why}

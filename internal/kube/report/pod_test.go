@@ -247,6 +247,33 @@ func TestStatusOf_refused(t *testing.T) {
 	}
 }
 
+// TestStatusOf_brokenRendezvous: a connection whose rendezvous broke is reset under any policy. That says that others are refused only
+// of a pod with one that requires SMC-R, and a link group says that they are not.
+func TestStatusOf_brokenRendezvous(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		required, group bool
+		want            string
+	}{
+		{"preferred", false, false, "Fallback: RENDEZVOUS"},
+		{"required", true, false, "Refused: RENDEZVOUS"},
+		{"with a link group", false, true, "Enabled"},
+		{"required, with a link group", true, true, "Enabled"},
+	} {
+		var tr traffic
+		d := decided("shop/web", agentapi.ModeReset, agentapi.CodeRendezvous, began())
+		tr.note(&d)
+		if tt.group {
+			tr.alive(true)
+		}
+		ready, v, s := attachment("shop/web", agentapi.StateReady), verdict("web"), healthy()
+		v.Required = tt.required
+		if got := statusOf(&s, &v, []*agentapi.Attachment{&ready}, &tr, began().Add(fallbackAfter)); got.String() != tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
 // TestReporter_refusedWithLiveConnections: a pod says what new connections get, and that older
 // ones live, of which its link groups know.
 func TestReporter_refusedWithLiveConnections(t *testing.T) {
