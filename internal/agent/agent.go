@@ -348,6 +348,7 @@ func (a *agent) gauges() gauges {
 			}
 		case podKernel:
 			g.ready++
+			g.kernel++
 		case podIdle:
 			g.idle++
 		default:

@@ -30,7 +30,7 @@ func (v View) Status() agentapi.Status {
 	s := agentapi.Status{
 		APIVersion: agentapi.Version, Node: n.Name, Version: a.cfg.Version, Instance: a.cfg.Instance, Started: a.started,
 		Synced: a.manager.synced.Load(), Takeover: n.Takeover,
-		Accelerating: lack.code == "" && g.ready > 0, Draining: a.draining.Load(), Unable: lack.why, UnableCode: lack.code,
+		Accelerating: lack.code == "" && g.ready > 0 || g.kernel > 0, Draining: a.draining.Load(), Unable: lack.why, UnableCode: lack.code,
 		Devices: a.deviceInfo(), HardwareVerbs: verbs.Built,
 		Pods: agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed, Paused: g.paused},
 		Conns: agentapi.ConnSums{

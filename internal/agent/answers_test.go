@@ -318,6 +318,20 @@ func TestView_statusCounts(t *testing.T) {
 	}
 }
 
+// TestView_statusKernel: a pod on its kernel's SMC-R needs nothing of the agent's, which says what it lacks all the same.
+func TestView_statusKernel(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.a.unable = unable{"no BPF here", agentapi.CodeNoOption}
+	p := b.manage(b.proxy("a").px, nil)
+	if s := (View{b.a}).Status(); s.Accelerating || s.Pods.Ready != 1 {
+		t.Errorf("a pod of the agent's: %+v", s)
+	}
+	p.proxy, p.kernel, p.state = nil, &kernelPod{}, podKernel
+	if s := (View{b.a}).Status(); !s.Accelerating || s.UnableCode != agentapi.CodeNoOption || !slices.Contains(s.Problems, "no BPF here") {
+		t.Errorf("a pod of its kernel's: %+v", s)
+	}
+}
+
 // groupStack is a stack with these link groups.
 type groupStack struct {
 	*fakeStack

@@ -61,6 +61,7 @@ type gauges struct {
 	groups                    map[string]int // by redundancy
 	degraded                  int            // of these
 	ready, idle, failed       int
+	kernel                    int // of the ready ones, whose kernel carries them
 	paused, meshed, unheld    int // of the ready ones
 	budget                    agentapi.Budget
 	devicesUp                 map[string]int // 1: the device is open and its port active

@@ -249,19 +249,14 @@ func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return condition(v1alpha1.ConditionAccelerating, status, reason, message)
 	}
+	lack, why, advice := nodeLack(s, up)
 	switch {
 	case s.Uninstalled:
 		return is(metav1.ConditionFalse, reasonUninstalled, "kube-smcr is uninstalled from this node")
-	case s.Status.Unable != "":
-		reason := reasonNodeUnfit
-		if s.Status.UnableCode == agentapi.CodeOf(clc.ReasonNoDev) {
-			reason = reasonNoDevices
-		}
-		return is(metav1.ConditionFalse, reason, fmt.Sprintf("%s; everything is plain TCP: see status.capabilities for what is missing", s.Status.Unable))
-	case len(s.Status.Devices) == 0 && !podsHaveDevices(s):
-		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device; everything is plain TCP: name one in node.devices of the agent's configuration")
-	case up == 0 && !podsHaveDevices(s):
-		return is(metav1.ConditionFalse, reasonNoActiveDevice, "no port of the RDMA devices is up; everything is plain TCP: see the condition DevicesHealthy")
+	case lack != "" && kernelCarries(s):
+		return is(metav1.ConditionTrue, reasonAccelerating, fmt.Sprintf("only pods on the kernel's datapath can have connections on SMC-R: %s: %s", why, advice))
+	case lack != "":
+		return is(metav1.ConditionFalse, lack, fmt.Sprintf("%s; everything is plain TCP: %s", why, advice))
 	case s.Status.Pods.Ready == 0 && s.Status.Pods.Failed > 0:
 		return is(metav1.ConditionTrue, reasonNoPods, fmt.Sprintf("connections can be on SMC-R, but %d pods could not be set up: kubectl smcr attachments --node %s says why",
 			s.Status.Pods.Failed, s.Status.Node))
@@ -271,6 +266,30 @@ func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
 			v1alpha1.AnnotationEnabled, v1alpha1.AnnotationStatus))
 	}
 	return is(metav1.ConditionTrue, reasonAccelerating, "connections of the opted-in pods can be on SMC-R")
+}
+
+// nodeLack is why the agent itself can carry no connection over SMC-R, as a condition's reason and in words, and what to do. The
+// reason is "" if it can.
+func nodeLack(s *Snapshot, up int) (reason, why, advice string) {
+	switch {
+	case s.Status.Unable != "":
+		reason = reasonNodeUnfit
+		if s.Status.UnableCode == agentapi.CodeOf(clc.ReasonNoDev) {
+			reason = reasonNoDevices
+		}
+		return reason, s.Status.Unable, "see status.capabilities for what is missing"
+	case podsHaveDevices(s):
+	case len(s.Status.Devices) == 0:
+		return reasonNoDevices, "the agent has no RDMA device", "name one in node.devices of the agent's configuration"
+	case up == 0:
+		return reasonNoActiveDevice, "no port of the RDMA devices is up", "see the condition DevicesHealthy"
+	}
+	return "", "", ""
+}
+
+// kernelCarries reports whether pods are on the kernel's datapath, which needs nothing of the agent's.
+func kernelCarries(s *Snapshot) bool {
+	return slices.ContainsFunc(s.Attachments, func(a agentapi.Attachment) bool { return a.Datapath != "" && a.State == agentapi.StateReady })
 }
 
 // podsHaveDevices reports whether pods are on devices that they have for

@@ -15,6 +15,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
 func TestNodeStatus_conditions(t *testing.T) {
@@ -38,6 +39,22 @@ func TestNodeStatus_conditions(t *testing.T) {
 		{
 			"no RDMA", func(s *Snapshot) { s.Status.Devices = nil },
 			"Accelerating=False/NoDevices DevicesHealthy=False/NoDevices", "node.devices",
+		},
+		{
+			"no RDMA, a pod on its kernel's SMC-R", func(s *Snapshot) {
+				s.Status.Devices = nil
+				s.Attachments = []agentapi.Attachment{{Pod: "shop/db", State: agentapi.StateReady, Datapath: config.DatapathKernel.String()}}
+			},
+			"Accelerating=True/PodsReady DevicesHealthy=False/NoDevices", "only pods on the kernel's datapath can have connections on SMC-R: the agent has no RDMA device: name one",
+		},
+		{
+			"old kernel, a pod that its kernel's SMC-R left", func(s *Snapshot) {
+				s.Status.Unable = "the option cannot be written: EPERM"
+				s.Attachments = []agentapi.Attachment{
+					{Pod: "shop/db", State: agentapi.StateIdle, Datapath: config.DatapathKernel.String()}, {Pod: "shop/web", State: agentapi.StateReady},
+				}
+			},
+			"Accelerating=False/NodeUnfit", "EPERM; everything is plain TCP",
 		},
 		{
 			"one of two ports down", func(s *Snapshot) { s.Status.Devices = append(s.Status.Devices, device("soft1", "DOWN")) },
