@@ -253,6 +253,8 @@ func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
 	switch {
 	case s.Uninstalled:
 		return is(metav1.ConditionFalse, reasonUninstalled, "kube-smcr is uninstalled from this node")
+	case s.Status.Draining:
+		return is(metav1.ConditionFalse, reasonDraining, "the agent is stopping; new connections go directly to their destination until another one runs")
 	case lack != "" && kernelCarries(s):
 		return is(metav1.ConditionTrue, reasonAccelerating, fmt.Sprintf("only pods on the kernel's datapath can have connections on SMC-R: %s: %s", why, advice))
 	case lack != "":

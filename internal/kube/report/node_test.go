@@ -31,7 +31,7 @@ func TestNodeStatus_conditions(t *testing.T) {
 			s.Status.Pods.Ready, s.Status.Pods.Failed = 0, 2
 		}, "Accelerating=True/NoPods", "2 pods could not be set up: kubectl smcr attachments --node " + node},
 		{"starting", func(s *Snapshot) { s.Reconciled = false }, "Ready=False/Starting", "not yet read"},
-		{"draining", func(s *Snapshot) { s.Status.Draining = true }, "Ready=False/Draining", "stopping"},
+		{"draining", func(s *Snapshot) { s.Status.Draining = true }, "Ready=False/Draining Accelerating=False/Draining", "stopping"},
 		{
 			"old kernel", func(s *Snapshot) { s.Status.Unable = "the option cannot be written: EPERM" },
 			"Accelerating=False/NodeUnfit", "EPERM; everything is plain TCP: see status.capabilities",
