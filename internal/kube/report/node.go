@@ -109,7 +109,7 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 	}
 	out.PodDevices, out.PodDeviceSummary = podDevices(s.PodDevices)
 	out.DeviceSummary = fmt.Sprintf("%d/%d", up, len(s.Status.Devices))
-	out.Conditions = []metav1.Condition{nodeReady(s), nodeAccelerating(s, up), nodeDevices(s, up), nodeCNI(s)}
+	out.Conditions = []metav1.Condition{nodeReady(s), nodeAccelerating(s, up), nodeDevices(s), nodeCNI(s)}
 	if s.Status.Metrics && !s.Uninstalled {
 		out.Conditions = append(out.Conditions, nodeMetrics(s))
 	}
@@ -300,34 +300,35 @@ func podsHaveDevices(s *Snapshot) bool {
 	return slices.ContainsFunc(s.PodDevices, func(d agentapi.PodDevice) bool { return d.Used != nil && d.Used.Port == portActive })
 }
 
-func nodeDevices(s *Snapshot, up int) metav1.Condition {
+func nodeDevices(s *Snapshot) metav1.Condition {
 	is := func(status metav1.ConditionStatus, reason, message string) metav1.Condition {
 		return condition(v1alpha1.ConditionDevicesHealthy, status, reason, message)
 	}
 	if len(s.Status.Devices) == 0 && len(s.PodDevices) == 0 {
 		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device: name one in node.devices of its configuration")
 	}
-	lost := slices.ContainsFunc(s.PodDevices, func(d agentapi.PodDevice) bool { return d.State == agentapi.DeviceMissing })
-	if up == len(s.Status.Devices) && !lost {
-		return is(metav1.ConditionTrue, reasonPortsActive, "the ports of all RDMA devices are up")
-	}
 	var down, missing []string
+	note := func(d *agentapi.Device, name string) {
+		switch {
+		case d.Missing != "" && len(missing) < maxDevices:
+			missing = append(missing, d.Missing)
+		case d.Port != portActive && len(down) < maxDevices:
+			down = append(down, name)
+		}
+	}
 	for _, d := range s.PodDevices {
-		if d.Used != nil && d.Used.Missing != "" && len(missing) < maxDevices {
-			missing = append(missing, d.Used.Missing)
+		if d.Used != nil {
+			note(d.Used, fmt.Sprintf("%s of pod %s", d.ID, strings.Join(d.Pods, ",")))
 		}
 	}
 	for _, d := range s.Status.Devices {
-		if d.Missing != "" && len(missing) < maxDevices {
-			missing = append(missing, d.Missing)
-			continue
-		}
-		if d.Port != portActive && len(down) < maxDevices {
-			down = append(down, fmt.Sprintf("%s (%s)", d.Name, cmp.Or(d.Interface, d.Address, "no interface")))
-		}
+		note(&d, fmt.Sprintf("%s (%s)", d.Name, cmp.Or(d.Interface, d.Address, "no interface")))
 	}
 	if len(missing) > 0 {
 		return is(metav1.ConditionFalse, reasonDeviceMissing, strings.Join(missing, "; "))
+	}
+	if len(down) == 0 {
+		return is(metav1.ConditionTrue, reasonPortsActive, "the ports of all RDMA devices are up")
 	}
 	return is(metav1.ConditionFalse, reasonPortDown,
 		fmt.Sprintf("ports that are down: %s: check the interface, its address and the cable", strings.Join(down, ", ")))

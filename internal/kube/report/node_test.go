@@ -81,6 +81,15 @@ func TestNodeStatus_conditions(t *testing.T) {
 			"DevicesHealthy=False/DeviceMissing", "0000:01:10.2 of pod shop/db",
 		},
 		{
+			"a pod's device with its port down", func(s *Snapshot) {
+				s.PodDevices = []agentapi.PodDevice{
+					{ID: "0000:01:10.2", State: agentapi.DevicePod, Pods: []string{"shop/db"}, Used: &agentapi.Device{Port: "DOWN"}},
+					{ID: "0000:01:10.3", State: agentapi.DeviceDown}, // nobody uses it
+				}
+			},
+			"DevicesHealthy=False/PortDown", "ports that are down: 0000:01:10.2 of pod shop/db: check",
+		},
+		{
 			"all ports down", func(s *Snapshot) { s.Status.Devices[0].Port = "DOWN" },
 			"Accelerating=False/NoActiveDevice DevicesHealthy=False/PortDown", "everything is plain TCP",
 		},
