@@ -353,8 +353,9 @@ func (c *cluster) snapshot() report.Snapshot {
 	if v == nil {
 		return s
 	}
-	s.Status, s.Links, s.Attachments, s.Decisions = v.Status(), v.Links().LinkGroups, v.Attachments().Attachments, v.Decisions()
-	s.Links = append(s.Links, v.LostLinks()...)
+	links := v.Links()
+	s.Status, s.Attachments, s.Decisions = v.Status(), v.Attachments().Attachments, v.Decisions()
+	s.Links, s.LinksProblem = append(links.LinkGroups, v.LostLinks()...), links.Problem
 	s.PodDevices, s.Nodes = v.Devices().Devices, c.source.peerNodes()
 	node, _ := c.source.Load() // Load never fails
 	c.contact()                // nobody may ask before the API server goes away

@@ -213,12 +213,19 @@ func (p *planner) planLinks(s *Snapshot, now time.Time) {
 		p.planLink(name, linkStatus(p.id.node, g, policies[g.Pod], s.Nodes), now)
 	}
 	for k := range p.queue.entries {
-		if k.kind == kindLink && !seen[k.name] {
+		if k.kind == kindLink && !seen[k.name] && !p.isUnread(s, k) {
 			p.queue.unwant(k, now)
 			delete(p.links, k.name)
 			delete(p.uids, k.name)
 		}
 	}
+}
+
+// isUnread tells whether a link group that is not in the snapshot may be there all the same, as its SMCRLink says that it is one of
+// the kernel's, and the kernel could not be asked.
+func (p *planner) isUnread(s *Snapshot, k key) bool {
+	was, ok := p.queue.entries[k].want.state.(v1alpha1.SMCRLinkStatus)
+	return ok && was.Datapath == string(v1alpha1.DatapathKernel) && s.LinksProblem != "" && !s.Uninstalled && !p.id.linksOnly
 }
 
 func (p *planner) planLink(name string, status v1alpha1.SMCRLinkStatus, now time.Time) {

@@ -4,6 +4,7 @@ package report
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -120,6 +121,40 @@ func TestPlanner_lostLink(t *testing.T) {
 	p.plan(&s, began().Add(3*time.Second))
 	if got := wanted(p); slices.Contains(got, "SMCRLink "+name) || len(p.news.waiting) != n {
 		t.Errorf("wanted %q, events %q", got, news(p))
+	}
+}
+
+// TestPlanner_kernelNotAsked: an SMCRLink of the kernel's stays while the kernel cannot be asked for its link groups, that of an earlier
+// agent, too. One of a pod's goes.
+func TestPlanner_kernelNotAsked(t *testing.T) {
+	p, s := newTestPlanner(), healthy()
+	mine, earlier := agentapi.LinkGroup{ID: 768, Datapath: "Kernel"}, agentapi.LinkGroup{ID: 769, Datapath: "Kernel"}
+	s.Links = []agentapi.LinkGroup{group("shop/web", 1, 1), mine}
+	p.plan(&s, began())
+	name := linkName(node, &earlier)
+	found := &v1alpha1.SMCRLink{Status: linkStatus(node, &earlier, "", nil)}
+	p.takeLink(observation{key: key{kind: kindLink, name: name}, target: linkTarget(found), agent: p.id.agentLabel()}, began())
+	s.Links, s.LinksProblem = nil, "link groups of the kernel: no buffer space"
+	p.plan(&s, began().Add(time.Second))
+	want := []string{"SMCRLink " + linkName(node, &mine), "SMCRLink " + name, "SMCRNode node-a"}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, wanted(p)); diff != "" {
+		t.Errorf("not asked: objects (-want +got):\n%s", diff)
+	}
+	for _, gone := range []func(*planner, *Snapshot){
+		func(_ *planner, s *Snapshot) { s.LinksProblem = "" },
+		func(_ *planner, s *Snapshot) { s.Uninstalled = true },
+		func(p *planner, _ *Snapshot) { p.id.linksOnly = true },
+	} {
+		p, s := newTestPlanner(), healthy()
+		s.Links = []agentapi.LinkGroup{mine}
+		p.plan(&s, began())
+		s.Links, s.LinksProblem = nil, "link groups of the kernel: no buffer space"
+		gone(p, &s)
+		p.plan(&s, began().Add(time.Second))
+		if got := wanted(p); slices.ContainsFunc(got, func(k string) bool { return strings.HasPrefix(k, "SMCRLink ") }) {
+			t.Errorf("%+v: wanted %q", s, got)
+		}
 	}
 }
 

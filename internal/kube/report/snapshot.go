@@ -14,9 +14,11 @@ import (
 type Snapshot struct {
 	// Status has a zero Started while the agent is not up yet. Then the SMCRNode is not
 	// written.
-	Status      agentapi.Status
-	Links       []agentapi.LinkGroup
-	Attachments []agentapi.Attachment
+	Status agentapi.Status
+	Links  []agentapi.LinkGroup
+	// LinksProblem is why Links lacks those of the kernel, "" if it lacks none.
+	LinksProblem string
+	Attachments  []agentapi.Attachment
 	// PodDevices are the devices that pods can have for themselves.
 	PodDevices []agentapi.PodDevice
 	// Verdicts are of all pods of the node, opted in or not.
