@@ -30,6 +30,8 @@ type kernelWitness interface {
 	groups() ([]smcnl.Group, error)
 	// counters are what the kernel counted in a pod's namespace. The error is errNoCounters of a pod in the node's network.
 	counters(n podNet) (smcnl.Counters, error)
+	// cookie is that of a pod's namespace, 0 of a pod in the node's network.
+	cookie(n podNet) (uint64, error)
 }
 
 func (linuxSMC) conns(n podNet) ([]kernelpath.Conn, error) { return kernelpath.Conns(placeOf(n)) }
@@ -44,6 +46,14 @@ func (linuxSMC) counters(n podNet) (c smcnl.Counters, err error) {
 		return err
 	})
 	return c, err
+}
+
+func (linuxSMC) cookie(n podNet) (uint64, error) {
+	at := placeOf(n)
+	if at.Cgroup != nil {
+		return 0, nil
+	}
+	return at.NetNS.Cookie()
 }
 
 // errNoCounters means that the kernel has no counters for a pod alone.
@@ -137,11 +147,8 @@ func (a *agent) codeOfPod(p *pod, code agentapi.Code, d config.Decision, peer ne
 
 // fellBack records a connection that the kernel made TCP, if it is one of a pod's.
 func (a *agent) fellBack(f kernelpath.Fallback) {
-	src, ok := a.lookup(f.Local.Addr())
-	if f.Cgroup != 0 {
-		src, ok = a.hostPodOf(f.Cgroup)
-	}
-	if !ok || src.pod.kernel == nil {
+	src, ok := a.fallbackOf(f)
+	if !ok {
 		return
 	}
 	id := podOf(src.att)
@@ -164,6 +171,24 @@ func (a *agent) fellBack(f kernelpath.Fallback) {
 		src.pod.kernel.log.Info("connection decided by the pod's kernel", "direction", out.Direction, "source", out.Source, "destination", out.Dest,
 			"mode", out.Mode, "reason", out.Reason, "detail", out.Detail, "policy", out.Policy, "leftOut", dropped)
 	}
+}
+
+// fallbackOf finds the pod that such a connection is of. Others may have its address, in other networks.
+func (a *agent) fallbackOf(f kernelpath.Fallback) (attached, bool) {
+	if f.Cgroup != 0 {
+		return a.hostPodOf(f.Cgroup)
+	}
+	for _, p := range a.manager.snapshot() {
+		if p.kernel == nil || p.kernel.cookie != f.NetNS {
+			continue
+		}
+		for _, att := range p.atts {
+			if hasAddress(att, f.Local.Addr()) {
+				return attached{att, p}, true
+			}
+		}
+	}
+	return attached{}, false
 }
 
 // whyOfKernel is why a socket fell back: the reasons are the diagnosis codes of CLC, of this side or of the peer's

@@ -26,6 +26,7 @@ type fakeWitness struct {
 	failed error
 	count  map[uint64]smcnl.Counters
 
+	noCookie error
 	told     func(kernelpath.Fallback) // who wants to know of fallbacks
 	watchErr error
 }
@@ -34,6 +35,13 @@ func (s *fakeSMC) counters(n podNet) (smcnl.Counters, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.witness.count[n.id()], s.witness.failed
+}
+
+// cookie is the inode of a namespace, as others has it.
+func (s *fakeSMC) cookie(n podNet) (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return n.id(), s.witness.noCookie
 }
 
 func (s *fakeSMC) conns(n podNet) ([]kernelpath.Conn, error) {
@@ -139,12 +147,13 @@ func TestKernelFallbacks(t *testing.T) {
 		b.start()
 		at := netip.MustParseAddrPort
 		for _, f := range []kernelpath.Fallback{
-			{Local: at("127.0.0.1:40001"), Peer: at("198.51.100.1:80"), Reason: clc.ReasonPeerNoSMC},
-			{Local: at("127.0.0.1:40002"), Peer: at("198.51.100.1:81"), Reason: clc.ReasonPeerNoSMC}, // no policy has that port
-			{Local: at("127.0.0.1:40003"), Peer: at("192.0.2.1:80"), Reason: clc.ReasonPeerNoSMC},
-			{Local: at("127.0.0.1:80"), Peer: at("198.51.100.2:40004"), Inbound: true, Reason: clc.ReasonPeerDecl, PeerReason: clc.ReasonNoDev},
-			{Local: at("127.0.0.1:40005"), Peer: at("198.51.100.5:80"), IPv6: true, Reason: clc.ReasonNoDev},
-			{Local: at("127.0.0.9:40006"), Peer: at("198.51.100.6:80"), Reason: clc.ReasonPeerNoSMC}, // of nobody
+			{NetNS: 1, Local: at("127.0.0.1:40001"), Peer: at("198.51.100.1:80"), Reason: clc.ReasonPeerNoSMC},
+			{NetNS: 1, Local: at("127.0.0.1:40002"), Peer: at("198.51.100.1:81"), Reason: clc.ReasonPeerNoSMC}, // no policy has that port
+			{NetNS: 1, Local: at("127.0.0.1:40003"), Peer: at("192.0.2.1:80"), Reason: clc.ReasonPeerNoSMC},
+			{NetNS: 1, Local: at("127.0.0.1:80"), Peer: at("198.51.100.2:40004"), Inbound: true, Reason: clc.ReasonPeerDecl, PeerReason: clc.ReasonNoDev},
+			{NetNS: 1, Local: at("127.0.0.1:40005"), Peer: at("198.51.100.5:80"), IPv6: true, Reason: clc.ReasonNoDev},
+			{NetNS: 1, Local: at("127.0.0.9:40006"), Peer: at("198.51.100.6:80"), Reason: clc.ReasonPeerNoSMC}, // of nobody
+			{NetNS: 3, Local: at("127.0.0.1:40007"), Peer: at("198.51.100.7:80"), Reason: clc.ReasonPeerNoSMC}, // of nobody's namespace
 		} {
 			s.witness.told(f)
 		}
@@ -173,6 +182,40 @@ func TestKernelFallbacks(t *testing.T) {
 			t.Errorf("of nobody's pod: %+v", e.Recent)
 		}
 	}
+}
+
+// TestKernelFallbacks_sameAddress: of two pods in two networks that have one address, the namespace tells whose connection fell back.
+func TestKernelFallbacks_sameAddress(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	b.attach("a", 1)
+	b.attach("b", 2)
+	b.start()
+	local, peer := netip.MustParseAddrPort("127.0.0.1:40001"), netip.MustParseAddrPort("198.51.100.1:80")
+	for netns, want := range map[uint64]string{1: "test/a", 2: "test/b"} {
+		peer = netip.AddrPortFrom(peer.Addr().Next(), 80)
+		s.witness.told(kernelpath.Fallback{NetNS: netns, Local: local, Peer: peer, Reason: clc.ReasonPeerNoSMC})
+		if e := value(b.client.Explain(t.Context(), want, peer.String()))(t); len(e.Recent) != 1 || e.Recent[0].Pod != want {
+			t.Errorf("%s: %+v", want, e.Recent)
+		}
+	}
+}
+
+// TestKernelPath_noCookie: a pod whose namespace does not tell its cookie is not attached, and leaves nothing open.
+func TestKernelPath_noCookie(t *testing.T) {
+	b, s := newKernelBench(t, kernelAll)
+	s.witness.noCookie = errors.New("no cookie here")
+	b.attach("a", 1)
+	b.start()
+	if a := b.attachment("a"); a.State != agentapi.StateFailed || !strings.Contains(a.Detail, "no cookie here") {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, b.store.Delete("a", "eth0"))
+	b.sync()
+	s.change(func() {
+		if s.opened != 0 || len(s.pods) > 0 {
+			t.Errorf("%d open, pods %v", s.opened, s.pods)
+		}
+	})
 }
 
 // What fell back a while ago says nothing of the next connection.

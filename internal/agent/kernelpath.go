@@ -493,8 +493,10 @@ func (k *kernelPath) removeLocked() error { return errors.Join(k.closeLocked(), 
 // kernelPod is a pod whose datapath is the kernel's SMC-R. Like the pod it never changes.
 type kernelPod struct {
 	net podNet
-	cfg kernelpath.PodConfig
-	log *slog.Logger
+	// cookie is that of the pod's namespace, 0 of a pod in the node's network.
+	cookie uint64
+	cfg    kernelpath.PodConfig
+	log    *slog.Logger
 	// leaving says that the pod's new sockets are TCP again, and that it had sockets of SMC at the last look.
 	leaving bool
 	// withheld says that the policies want more than the pod's kernel can be told, and new connections are TCP.
@@ -645,6 +647,20 @@ func (m *manager) openKernelPod(p *pod) (kernelPod, error) {
 	return kernelPod{net: n, log: m.a.cfg.Log.With("pod", podOf(att).String(), "netns", att.NetNS)}, nil
 }
 
+// openChoice opens a pod's namespace for what was acquired for it, and releases that if it fails.
+func (m *manager) openChoice(p *pod) (kernelPod, error) {
+	k, err := m.openKernelPod(p)
+	if err == nil {
+		if k.cookie, err = m.a.cfg.smc.cookie(k.net); err != nil {
+			err = errors.Join(err, k.net.close())
+		}
+	}
+	if err != nil {
+		m.a.kernelPath.release()
+	}
+	return k, err
+}
+
 // attachKernel makes a pod's new sockets the kernel's SMC, or brings the filter in line with the policies and
 // the pods of the node. If that fails in a pod that is attached, it stays as it is, unless its policies want too much.
 func (m *manager) attachKernel(p *pod, now time.Time) error {
@@ -680,9 +696,8 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	k, err := m.openKernelPod(p)
+	k, err := m.openChoice(p)
 	if err != nil {
-		m.a.kernelPath.release()
 		return err
 	}
 	err = c.fit(k.net, cfg)
@@ -706,9 +721,8 @@ func (m *manager) attachKernel(p *pod, now time.Time) error {
 
 // inherit takes over a pod that an earlier agent may have attached. The chooser was acquired for it.
 func (m *manager) inherit(p *pod) error {
-	k, err := m.openKernelPod(p)
+	k, err := m.openChoice(p)
 	if err != nil {
-		m.a.kernelPath.release()
 		return err
 	}
 	s := m.a.node.Load().SettingsFor(podOf(p.atts[0]))
