@@ -136,3 +136,7 @@ const (
 	// ConditionRedundant says that the link group can lose an RNIC.
 	ConditionRedundant = "Redundant"
 )
+
+// ReasonEnding is the reason of the condition Ready of an SMCRLink whose link group ends in good order: it is Down, and
+// nothing is lost.
+const ReasonEnding = "Ending"

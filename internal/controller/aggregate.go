@@ -201,7 +201,9 @@ func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedunda
 	case v1alpha1.LinkEstablishing:
 		s.links.Establishing++
 	case v1alpha1.LinkDown:
-		s.links.Down++
+		if !isEnding(l) {
+			s.links.Down++
+		}
 	}
 	switch l.Redundancy {
 	case v1alpha1.RedundancySymmetric:
@@ -212,6 +214,12 @@ func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedunda
 		s.links.Single++
 	case v1alpha1.RedundancyNone:
 	}
+}
+
+// isEnding says whether a link group that is down ends in good order.
+func isEnding(l *v1alpha1.SMCRLinkStatus) bool {
+	c := meta.FindStatusCondition(l.Conditions, v1alpha1.ConditionReady)
+	return c != nil && c.Reason == v1alpha1.ReasonEnding
 }
 
 // countUnlinked counts an active link group with less redundancy than wanted. One on devices

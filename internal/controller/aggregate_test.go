@@ -194,6 +194,29 @@ func TestAggregate(t *testing.T) {
 			says:  "2 link groups down",
 		},
 		{
+			name: "a link group that ends in good order", view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{func() v1alpha1.SMCRLink {
+					l := link("a", v1alpha1.LinkDown, v1alpha1.RedundancyNone)
+					l.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonEnding}}
+					return *trimLink(&l)
+				}()},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1}, want: map[string]string{"Ready": good},
+		},
+		{
+			name: "a link group without a link", view: namespaceView{
+				pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
+				links: []v1alpha1.SMCRLink{func() v1alpha1.SMCRLink {
+					l := link("a", v1alpha1.LinkDown, v1alpha1.RedundancyNone)
+					l.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "NoActiveLink"}}
+					return *trimLink(&l)
+				}()},
+			},
+			pods: v1alpha1.PolicyPods{Matched: 1, OptedIn: 1, Accelerated: 1}, links: v1alpha1.LinkGroupCounts{Total: 1, Down: 1},
+			want: map[string]string{"Ready": good, "Degraded": "True LinksDown"},
+		},
+		{
 			name: "nodes with one RNIC", view: namespaceView{
 				oneRNIC: map[string]bool{"n1": true}, pods: []corev1.Pod{pod("a", optedIn("Enabled"))},
 				links: []v1alpha1.SMCRLink{link("a", v1alpha1.LinkActive, v1alpha1.RedundancySingle)},

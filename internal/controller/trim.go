@@ -161,9 +161,14 @@ func trimLink(l *v1alpha1.SMCRLink) *v1alpha1.SMCRLink {
 		e := &s.Links[i]
 		ends = append(ends, v1alpha1.LinkStatus{ID: e.ID, LocalGID: e.LocalGID, PeerGID: e.PeerGID, LocalQPN: e.LocalQPN, PeerQPN: e.PeerQPN})
 	}
+	var conditions []metav1.Condition
+	if isEnding(&s) {
+		conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Reason: v1alpha1.ReasonEnding}}
+	}
 	return &v1alpha1.SMCRLink{ObjectMeta: trimMeta(&l.ObjectMeta), Status: v1alpha1.SMCRLinkStatus{
 		Node: s.Node, Namespace: s.Namespace, Pod: s.Pod, Policy: s.Policy, State: s.State, Redundancy: s.Redundancy,
 		Peer: s.Peer, PeerPod: s.PeerPod, PCIAddresses: s.PCIAddresses, Links: ends,
+		Conditions: conditions,
 	}}
 }
 

@@ -23,7 +23,6 @@ import (
 const (
 	reasonLinkActive   = "Active"
 	reasonEstablishing = "Establishing"
-	reasonEnding       = "Ending"
 	reasonLost         = "Lost"
 	reasonNoLink       = "NoActiveLink"
 	reasonSymmetric    = "Symmetric"
@@ -182,7 +181,7 @@ func linkReady(g *agentapi.LinkGroup, s *v1alpha1.SMCRLinkStatus) metav1.Conditi
 	case s.State == v1alpha1.LinkEstablishing:
 		return is(metav1.ConditionFalse, reasonEstablishing, "the two sides are making the first link")
 	case g.Error == "" && g.State == groupDraining:
-		return is(metav1.ConditionFalse, reasonEnding, "the link group ends in good order; new connections make another one")
+		return is(metav1.ConditionFalse, v1alpha1.ReasonEnding, "the link group ends in good order; new connections make another one")
 	case g.Error == "":
 		return is(metav1.ConditionFalse, reasonNoLink, "no link of the group is active: check the RDMA devices of both nodes and UDP port 4791 between them")
 	}

@@ -38,7 +38,7 @@ func TestLinkStatus(t *testing.T) {
 			g.Links[0].ID, g.Links[1].ID, g.Links[1].State = 0, 0, "FORMING"
 		}, v1alpha1.LinkActive, v1alpha1.RedundancySymmetric, "node-b", 1, reasonLinkActive},
 		{"no link is up", func(g *agentapi.LinkGroup) { g.Links = nil }, v1alpha1.LinkDown, v1alpha1.RedundancyNone, "peer-1", 0, reasonNoLink},
-		{"ending", func(g *agentapi.LinkGroup) { g.State = "DRAINING" }, v1alpha1.LinkDown, v1alpha1.RedundancySymmetric, "node-b", 2, reasonEnding},
+		{"ending", func(g *agentapi.LinkGroup) { g.State = "DRAINING" }, v1alpha1.LinkDown, v1alpha1.RedundancySymmetric, "node-b", 2, v1alpha1.ReasonEnding},
 		{"lost", func(g *agentapi.LinkGroup) { g.State, g.Error = "DEAD", "timeout" }, v1alpha1.LinkDown, v1alpha1.RedundancySymmetric, "node-b", 2, reasonLost},
 		{"many links", func(g *agentapi.LinkGroup) {
 			for i := range 20 {
