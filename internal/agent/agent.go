@@ -326,11 +326,14 @@ func (a *agent) reload() {
 func (a *agent) gauges() gauges {
 	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}, budget: a.ledger.info()}
 	for _, s := range a.sessions.list(nil) {
-		if i := s.info(); i.Mode == smcr.ModeSMCR.String() {
+		switch i := s.info(); i.Mode {
+		case smcr.ModeSMCR.String():
 			g.sessionsSMCR++
 			g.bytesSMCR += i.BytesSent + i.BytesRecv
-		} else {
+		case smcr.ModeTCP.String():
 			g.sessionsTCP++
+		default:
+			g.undecided++
 		}
 	}
 	for _, p := range a.manager.snapshot() {

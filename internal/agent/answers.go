@@ -34,7 +34,7 @@ func (v View) Status() agentapi.Status {
 		Devices: a.deviceInfo(), HardwareVerbs: verbs.Built,
 		Pods: agentapi.PodCount{Attached: g.ready + g.idle + g.failed, Ready: g.ready, Failed: g.failed, Paused: g.paused},
 		Conns: agentapi.ConnSums{
-			Live: g.sessionsSMCR + g.sessionsTCP, LiveSMCR: g.sessionsSMCR,
+			Live: g.sessionsSMCR + g.sessionsTCP + g.undecided, LiveSMCR: g.sessionsSMCR,
 			TotalSMCR: t.connsSMCR, TotalTCP: t.connsTCP, Reset: t.resets, BytesSMCR: t.bytesSMCR, BytesTCP: t.bytesTCP,
 		},
 		Wire: g.wire, LinkGroups: g.linkGroups(), NodeBudget: a.ledger.info(), FewFiles: a.fewFiles, Policies: []string{}, Reasons: t.reasons,

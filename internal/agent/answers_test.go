@@ -316,6 +316,9 @@ func TestView_statusCounts(t *testing.T) {
 	if !s.Accelerating || s.Pods.Ready != 1 || s.Conns.Live != 3 || s.Conns.LiveSMCR != 1 || s.Conns.BytesSMCR != 1030 || s.LinkGroups != 1 {
 		t.Errorf("%+v", s)
 	}
+	if g := b.a.gauges(); g.sessionsSMCR != 1 || g.sessionsTCP != 1 { // the metric pending_connections has the other one
+		t.Errorf("%+v", g)
+	}
 }
 
 // TestView_statusKernel: a pod on its kernel's SMC-R needs nothing of the agent's, which says what it lacks all the same.

@@ -57,6 +57,7 @@ type totals struct {
 // gauges are the values that a scrape asks the agent for.
 type gauges struct {
 	sessionsSMCR, sessionsTCP int
+	undecided                 int            // sessions that are neither yet
 	bytesSMCR                 uint64         // of live sessions
 	groups                    map[string]int // by redundancy
 	degraded                  int            // of these
