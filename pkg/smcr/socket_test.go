@@ -5,7 +5,6 @@ package smcr
 import (
 	"bytes"
 	"errors"
-	"golang.org/x/sys/unix"
 	"io"
 	"net"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // tcpConns returns both ends of a TCP connection.
