@@ -356,6 +356,9 @@ func (a *agent) gauges() gauges {
 			g.idle++
 		default:
 			g.failed++
+			if p.kernel != nil && !p.kernel.leaving && !p.kernel.withheld { // only its filter could not be changed
+				g.kernel++
+			}
 		}
 	}
 	for _, d := range a.rnics.All() {

@@ -208,7 +208,7 @@ func (v View) Attachments() agentapi.Attachments {
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)
 			}
-			if p.kernel != nil && (p.state != podFailed || !p.kernel.leaving) { // or it could not come back, and is plain TCP
+			if p.kernel != nil && (p.state != podFailed || !p.kernel.leaving && !p.kernel.withheld) { // or it could not come back, and is plain TCP
 				x.Datapath = config.DatapathKernel.String()
 			}
 			x.NotKernel = notKernelBecause(n, p, podOf(att))

@@ -291,7 +291,7 @@ func nodeLack(s *Snapshot, up int) (reason, why, advice string) {
 
 // kernelCarries reports whether pods are on the kernel's datapath, which needs nothing of the agent's.
 func kernelCarries(s *Snapshot) bool {
-	return slices.ContainsFunc(s.Attachments, func(a agentapi.Attachment) bool { return a.Datapath != "" && a.State == agentapi.StateReady })
+	return slices.ContainsFunc(s.Attachments, func(a agentapi.Attachment) bool { return a.Datapath != "" && a.State != agentapi.StateIdle }) // failed: only to change its filter
 }
 
 // podsHaveDevices reports whether pods are on devices that they have for

@@ -56,6 +56,7 @@ type podPlan struct {
 	traffic    traffic
 	annotation string // the annotation smcr.io/status that the API server had last
 	rules      string // which policies judge the pod's connections
+	required   bool   // one of them requires SMC-R
 }
 
 func newPlanner(id identity, q *queue, news *events) *planner {
@@ -290,6 +291,7 @@ func (p *planner) planPods(s *Snapshot, now time.Time) {
 			pp.rules = v.Rules
 			pp.traffic.forget(now)
 		}
+		pp.required = v.Required
 		if v.OptedIn {
 			optedIn[name.String()] = pp
 		}
@@ -376,11 +378,11 @@ func noteLinks(s *Snapshot, optedIn map[string]*podPlan, atts map[string][]*agen
 		if namespace, ok := strings.CutSuffix(g.Pod, "/*"); ok {
 			for name, pp := range optedIn {
 				if strings.HasPrefix(name, namespace+"/") {
-					pp.traffic.alive(usesConns(atts[name])) // the group may be another pod's
+					pp.traffic.alive(usesConns(atts[name]), pp.required) // the group may be another pod's
 				}
 			}
 		} else if pp := optedIn[g.Pod]; pp != nil {
-			pp.traffic.alive(g.Conns > 0)
+			pp.traffic.alive(g.Conns > 0, pp.required)
 		}
 	}
 }

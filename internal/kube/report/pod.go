@@ -82,8 +82,8 @@ func (t *traffic) note(d *agentapi.Decision) {
 
 // alive notes that the pod has a link group, and whether connections of the pod are on it.
 // That says nothing about new connections if the last one was refused.
-func (t *traffic) alive(conns bool) {
-	if !t.firstPlain.IsZero() && t.last.Reason == agentapi.CodeRequired {
+func (t *traffic) alive(conns, required bool) {
+	if !t.firstPlain.IsZero() && t.isRefusal(required) {
 		t.older = t.older || conns
 		return
 	}
@@ -105,10 +105,15 @@ func (t *traffic) carried(at time.Time) {
 // the same.
 func (t *traffic) forget(now time.Time) { *t = traffic{latest: t.latest, since: now.Add(policyDelay)} }
 
-// refused tells whether the last connection that was not on SMC-R was reset, because a policy
-// requires SMC-R. One whose rendezvous broke is reset under any policy, and the next is plain TCP unless one requires SMC-R.
+// refused tells whether connections of the pod are refused now.
 func (t *traffic) refused(now time.Time, required bool) bool {
-	return t.reason(now) != agentapi.CodeOK && (t.last.Reason == agentapi.CodeRequired || required && t.last.Mode == agentapi.ModeReset)
+	return t.reason(now) != agentapi.CodeOK && t.isRefusal(required)
+}
+
+// isRefusal tells whether the last connection that was not on SMC-R was reset, because a policy
+// requires SMC-R. One whose rendezvous broke is reset under any policy, and the next is plain TCP unless one requires SMC-R.
+func (t *traffic) isRefusal(required bool) bool {
+	return t.last.Reason == agentapi.CodeRequired || required && t.last.Mode == agentapi.ModeReset
 }
 
 // reason is why all connections of the pod are plain TCP or refused, or CodeOK.

@@ -206,7 +206,7 @@ func TestTraffic(t *testing.T) {
 				d := decided("shop/web", s.mode, s.code, began().Add(s.at))
 				switch {
 				case s.mode == "":
-					tr.alive(false)
+					tr.alive(false, false)
 				case s.mode == "forget":
 					tr.forget(d.Last)
 				case d.Last.After(tr.latest): // as noteTraffic does it
@@ -236,7 +236,7 @@ func TestStatusOf_refused(t *testing.T) {
 		{"some time ago", fallbackAfter, func(*Snapshot) {}, "Refused: REQUIRED"},
 		{"without a device", fallbackAfter, func(s *Snapshot) { s.Status.Devices = nil }, "Refused: NOSMCDEV"},
 		{"long ago", fallbackMemory + 1, func(*Snapshot) {}, "Enabled"},
-		{"older ones live", fallbackAfter, func(*Snapshot) { tr.alive(true) }, "Refused: REQUIRED, older connections live"},
+		{"older ones live", fallbackAfter, func(*Snapshot) { tr.alive(true, false) }, "Refused: REQUIRED, older connections live"},
 	} {
 		s := healthy()
 		tt.change(&s)
@@ -248,7 +248,7 @@ func TestStatusOf_refused(t *testing.T) {
 }
 
 // TestStatusOf_brokenRendezvous: a connection whose rendezvous broke is reset under any policy. That says that others are refused only
-// of a pod with one that requires SMC-R, and a link group says that they are not.
+// of a pod with one that requires SMC-R; of another pod a link group says that they are not.
 func TestStatusOf_brokenRendezvous(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
@@ -258,13 +258,13 @@ func TestStatusOf_brokenRendezvous(t *testing.T) {
 		{"preferred", false, false, "Fallback: RENDEZVOUS"},
 		{"required", true, false, "Refused: RENDEZVOUS"},
 		{"with a link group", false, true, "Enabled"},
-		{"required, with a link group", true, true, "Enabled"},
+		{"required, with a link group", true, true, "Refused: RENDEZVOUS, older connections live"},
 	} {
 		var tr traffic
 		d := decided("shop/web", agentapi.ModeReset, agentapi.CodeRendezvous, began())
 		tr.note(&d)
 		if tt.group {
-			tr.alive(true)
+			tr.alive(true, tt.required)
 		}
 		ready, v, s := attachment("shop/web", agentapi.StateReady), verdict("web"), healthy()
 		v.Required = tt.required
