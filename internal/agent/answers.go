@@ -241,6 +241,9 @@ func (a *agent) sayLack(x *agentapi.Attachment, n *config.Node, p *pod, id confi
 		x.Detail = cmp.Or(p.kernel.revoked.problem, leavingBecause(p.err))
 	case p.err != nil:
 		x.Detail = p.err.Error()
+		if p.kernel != nil && p.kernel.withheld && p.kernel.revoked.problem != "" {
+			x.Detail += "; " + p.kernel.revoked.problem
+		}
 	case p.state == podKernel:
 		x.Detail = p.kernel.revoked.problem
 	case p.state == podIdle && isHostPod(p.atts):

@@ -65,16 +65,16 @@ type linuxSMC struct {
 	record string
 	veths  *kernelpath.Veths
 	dir    string // of the pins
-	probe  func(dir string) error
+	probe  func() error
 }
 
 func newLinuxSMC(dataDir string) linuxSMC {
-	return linuxSMC{kernelRecord(dataDir), kernelpath.NewVeths(vethRecord(dataDir)), kernelpath.Dir, kernelpath.Probe}
+	return linuxSMC{kernelRecord(dataDir), kernelpath.NewVeths(vethRecord(dataDir)), kernelpath.Dir, kernelpath.NewProber(kernelpath.Dir).Probe}
 }
 
 func (s linuxSMC) open(eids []string) (chooser, error) {
 	if !s.pinned() || !kernelpath.Pinned(s.dir) { // else it worked, and works on while a device is away; after a boot only the record is left
-		if err := s.probe(s.dir); err != nil {
+		if err := s.probe(); err != nil {
 			return nil, err
 		}
 	}

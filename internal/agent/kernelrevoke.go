@@ -141,8 +141,10 @@ func (m *manager) withhold(p *pod, cfg kernelpath.PodConfig, why error, now time
 	if err := m.a.kernelPath.get().attach(k.net, none); err != nil {
 		return errors.Join(why, err)
 	}
+	problem := k.revoked.problem
 	k.withheld, k.revoked = true, k.revoked.after(said, k.cfg.Filter, cfg.Filter)
-	k.cfg = cfg // as if it had that filter: so what leaves it is spared
+	k.revoked.problem = problem // it was told
+	k.cfg = cfg                 // as if it had that filter: so what leaves it is spared
 	p.kernel = &k
 	m.revoke(p, cfg.Filter, now)
 	return why

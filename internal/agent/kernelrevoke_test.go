@@ -292,6 +292,12 @@ func TestKernelRevoke_tooMuch(t *testing.T) {
 	}
 	b.policies(kernelPeers(257))
 	b.mustBeWithheld(s, "a", 1, first, none)
+	s.change(func() { s.revoking.next, s.revoking.failed = kernelpath.Revocation{Left: 3}, errors.New("no rights") })
+	b.policies(kernelPeers(258))
+	if a := b.attachment("a"); !strings.Contains(a.Detail, "more networks and ports") || !strings.Contains(a.Detail, "3 connections on SMC-R live on") {
+		t.Errorf("attachment %+v", a)
+	}
+	s.change(func() { s.revoking.next, s.revoking.failed = kernelpath.Revocation{}, nil })
 	b.policies(kernelPeers(1))
 	if cfg, _ := s.pod(1); !cfg.Filter.Allows(first, 80) || cfg.Filter.Allows(none, 80) {
 		t.Errorf("of what can be told again: %+v", cfg)
