@@ -140,9 +140,9 @@ const (
 	queueHeaderRoom = 512
 	// queueBatch bounds the packets that are read at once.
 	queueBatch = 32
-	// nftAnswerTime is for the kernel's answers to a transaction, which it gives while we send. It passes twice before a renewal is given
-	// up, which is less than a table lives without one.
-	nftAnswerTime = 700 * time.Millisecond
+	// nftAnswerTime is for the kernel's answers to a transaction, which it gives while we send. It passes twice before one is given up. Once a
+	// pod's table is there, it is a sixth of the time that the table lives without a renewal: the next renewal comes in time then.
+	nftAnswerTime = 2 * time.Second
 	// queueAnswerTime is for the kernel's answer, which it gives while we send.
 	queueAnswerTime = time.Second
 

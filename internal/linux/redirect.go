@@ -49,6 +49,7 @@ func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
 		return nil, fmt.Errorf("install redirection in %s: %w", ns, err)
 	}
 	u.Keep()
+	r.conn.answer = min(nftAnswerTime, cfg.ttl()/6)
 	return r, nil
 }
 
@@ -114,7 +115,10 @@ func (r *Redirect) withoutLacking(try func() error, lacks []lack) error {
 	}
 	lacking := false
 	for _, l := range lacks {
-		if l.probe() != nil {
+		switch perr := l.probe(); {
+		case isPassing(perr):
+			return err // it says nothing of the kernel
+		case perr != nil:
 			lacking, *l.flag = true, true
 		}
 	}
@@ -122,6 +126,16 @@ func (r *Redirect) withoutLacking(try func() error, lacks []lack) error {
 		return err
 	}
 	return try()
+}
+
+// isPassing tells whether an error is about what the process or the machine is short of now.
+func isPassing(err error) bool {
+	for _, short := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, os.ErrDeadlineExceeded} {
+		if errors.Is(err, short) {
+			return true
+		}
+	}
+	return false
 }
 
 // replaceLocked puts the table for cfg in force in one transaction. looseTracking is switched on
