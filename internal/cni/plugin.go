@@ -288,7 +288,10 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept bool, err error) {
 	}
 	owing, recorded := owing(c.DataDir), rerr == nil
 	if !recorded {
-		if was, err := owing.Get(args.ContainerID, args.IfName); err == nil {
+		switch was, err := owing.Get(args.ContainerID, args.IfName); {
+		case records.IsShortage(err):
+			return false, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
+		case err == nil:
 			a, rerr = was, nil
 		}
 	}
