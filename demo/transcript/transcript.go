@@ -98,11 +98,40 @@ func Play(name string, stdout, stderr io.Writer, limit time.Duration, play func(
 
 // Interruptible returns a context that a signal ends, and the end of the parent: who
 // stops "go run" or make by a signal may reach the parent only. A reader of the output
-// that goes away ends it too, so that a program can still remove what it made.
+// that goes away ends it too, so that a program can still remove what it made. Other ends of pipes and
+// connections may go away.
 func Interruptible() (context.Context, context.CancelFunc, error) {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGTERM), 0, 0, 0); err != nil {
 		return nil, nil, fmt.Errorf("ask for a signal at the parent's end: %w", err)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
-	return ctx, stop, nil
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-broken:
+				if outputIsGone() {
+					cancel()
+				}
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel()
+		stop()
+		signal.Stop(broken)
+	}, nil
+}
+
+// outputIsGone reports whether nobody reads what this process writes to its output.
+func outputIsGone() bool {
+	fds := []unix.PollFd{{Fd: int32(unix.Stdout)}, {Fd: int32(unix.Stderr)}}
+	if _, err := unix.Poll(fds, 0); err != nil {
+		return false
+	}
+	return (fds[0].Revents|fds[1].Revents)&(unix.POLLERR|unix.POLLHUP) != 0
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -78,4 +79,65 @@ func TestTranscript_Summary(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A reader of the output that goes away interrupts a demo, and nobody else to whom the process writes.
+func TestInterruptible_readers(t *testing.T) {
+	const child = "KUBE_SMCR_TEST_READER_GOES"
+	if os.Getenv(child) != "" {
+		os.Exit(writeUntilInterrupted())
+	}
+	ctx, stop, err := transcript.Interruptible()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	if _, err := w.WriteString("x"); !errors.Is(err, unix.EPIPE) {
+		t.Errorf("wrote to nobody: %v", err)
+	}
+	_ = w.Close()
+	select {
+	case <-ctx.Done():
+		t.Error("interrupted by a pipe that is not the output")
+	case <-time.After(50 * time.Millisecond):
+	}
+
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestInterruptible_readers$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = out.Close()
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != transcript.ExitInterrupted {
+		t.Errorf("without a reader: %v, want exit code %d", err, transcript.ExitInterrupted)
+	}
+}
+
+// writeUntilInterrupted writes to the output until that interrupts the process, for ten seconds at most.
+func writeUntilInterrupted() int {
+	ctx, stop, err := transcript.Interruptible()
+	if err != nil {
+		return transcript.ExitFailed
+	}
+	defer stop()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 10_000 {
+		_, _ = os.Stdout.WriteString("x")
+		select {
+		case <-ctx.Done():
+			return transcript.ExitInterrupted
+		case <-tick.C:
+		}
+	}
+	return transcript.ExitFailed
 }
