@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -72,6 +73,7 @@ func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 				return fmt.Errorf("add address %v to %s: %w", p, ifName, err)
 			}
 		}
+		awaitLocal(h, c.Addresses)
 		for _, r := range c.Routes {
 			// There may be a route to the same destination through another interface.
 			// Both stay: the configuration of the networks decides which is preferred.
@@ -81,6 +83,24 @@ func SetInterfaceIPs(ns *NetNS, ifName string, c InterfaceIPs) error {
 		}
 		return nil
 	})()
+}
+
+// awaitLocal waits until the namespace takes packets to its addresses of IPv6 for its own, for a moment at most: the kernel sees to that in a
+// thread of its own, after it has told that an address is there. One on an interface without carrier may take longer.
+func awaitLocal(h *netlink.Handle, addrs []netip.Prefix) {
+	poll := time.NewTicker(time.Millisecond)
+	defer poll.Stop()
+	for end := time.Now().Add(localPatience); time.Now().Before(end); <-poll.C {
+		if !slices.ContainsFunc(addrs, func(p netip.Prefix) bool {
+			if !p.Addr().Is6() {
+				return false
+			}
+			r, err := h.RouteGet(p.Addr().AsSlice())
+			return err != nil || len(r) == 0 || r[0].Type != unix.RTN_LOCAL
+		}) {
+			return
+		}
+	}
 }
 
 // CheckInterfaceIPs returns an error about the first address that the interface does not

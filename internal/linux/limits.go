@@ -140,6 +140,8 @@ const (
 	queueHeaderRoom = 512
 	// queueBatch bounds the packets that are read at once.
 	queueBatch = 32
+	// localPatience is how long an address of IPv6 is waited for that was just set. Mostly it takes less than a millisecond.
+	localPatience = time.Second
 	// nftAnswerTime is for the kernel's answers to a transaction, which it gives while we send. It passes twice before one is given up. Once a
 	// pod's table is there, it is a sixth of the time that the table lives without a renewal: the next renewal comes in time then.
 	nftAnswerTime = 2 * time.Second
