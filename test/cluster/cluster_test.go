@@ -146,7 +146,7 @@ const agentLabel = "agent"
 // installed are the chart's values, besides those for the lab.
 var installed = []string{
 	// Old agents end sooner, and what turned out to be TCP is tried again sooner.
-	"agent.drainTimeout=5s",
+	"agent.drainTimeout=" + drainTimeout.String(),
 	"agent.negativeCacheTTL=2s",
 	// Each node has two networks.
 	"agent.devices[0].soft.interface=eth0",
