@@ -68,6 +68,18 @@ func TestSysctls_goBack(t *testing.T) {
 				mustDo(t, install(t, ns, untracked).Close())
 			}
 		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
+		{"another agent takes over, maybe of an earlier version", func(t *testing.T, ns *NetNS) {
+			mustDo(t, install(t, ns, untracked).Release(time.Second))
+			for s, want := range map[sysctl]uint32{fwmarkAccept: 1, fwmarkReflect4: 0, fwmarkReflect6: 0} {
+				if v := sysctlNow(t, ns, s); v != want {
+					t.Errorf("%v is %d, want %d", s, v, want)
+				}
+			}
+			mustDo(t, install(t, ns, untracked).Close())
+			if v := sysctlNow(t, ns, fwmarkReflect4); v != 1 {
+				t.Errorf("%v is %d, want 1", fwmarkReflect4, v)
+			}
+		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"somebody deletes the table, and the agent repairs it", func(t *testing.T, ns *NetNS) {
 			r := install(t, ns, untracked)
 			mustDo(t, dropTable(r.conn))
