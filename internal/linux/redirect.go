@@ -113,17 +113,20 @@ func (r *Redirect) withoutLacking(try func() error, lacks []lack) error {
 	if err == nil || errors.As(err, new(*ConfigError)) {
 		return err
 	}
-	lacking := false
+	var lacking []*bool
 	for _, l := range lacks {
 		switch perr := l.probe(); {
 		case isPassing(perr):
 			return err // it says nothing of the kernel
 		case perr != nil:
-			lacking, *l.flag = true, true
+			lacking = append(lacking, l.flag)
 		}
 	}
-	if !lacking {
+	if len(lacking) == 0 {
 		return err
+	}
+	for _, flag := range lacking {
+		*flag = true
 	}
 	return try()
 }

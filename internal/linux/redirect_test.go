@@ -536,6 +536,8 @@ func TestRedirect_withoutLacking(t *testing.T) {
 		{"lacking refusals", boom, boom, nil, nil, true, false, nil, 2},
 		{"lacking routes", boom, nil, boom, nil, false, true, nil, 2},
 		{"lacking both", boom, boom, boom, nil, true, true, nil, 2},
+		{"short of memory, and of files", boom, unix.ENOMEM, os.NewSyscallError("socket", unix.EMFILE), nil, false, false, boom, 1},
+		{"lacking refusals, as far as can be told", boom, boom, os.ErrDeadlineExceeded, nil, false, false, boom, 1},
 		{"something else too", boom, boom, nil, os.ErrInvalid, true, false, os.ErrInvalid, 2},
 		{"something else", boom, nil, nil, nil, false, false, boom, 1},
 		{"configuration", &ConfigError{}, boom, boom, nil, false, false, &ConfigError{}, 1},
