@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 )
@@ -15,15 +16,41 @@ import (
 // a defect fails again.
 const maxFailures = 4
 
+// longTest is how long a test takes of which only those direct subtests run again that failed: the scenarios of a cluster, which can
+// be played one by one. Subtests of others may need what those before them left.
+const longTest = 5 * time.Minute
+
 // failure is a test that failed.
 type failure struct {
 	Pkg, Test string
+	Parts     []string // of a long test, its direct subtests that failed; none: all run again
 	Seed      string   // that the test drew last; "": none
 	Flags     []string // of go test
 }
 
+// pattern is what -run takes for it.
+func (f *failure) pattern() string {
+	run := "^" + f.Test + "$"
+	if len(f.Parts) > 0 {
+		quoted := make([]string, len(f.Parts))
+		for i, p := range f.Parts {
+			quoted[i] = regexp.QuoteMeta(p)
+		}
+		run += "/^(" + strings.Join(quoted, "|") + ")$"
+	}
+	return run
+}
+
+// String implements fmt.Stringer.
+func (f *failure) String() string {
+	if len(f.Parts) == 0 {
+		return f.Test
+	}
+	return f.Test + "/" + strings.Join(f.Parts, "|")
+}
+
 var (
-	failLine = regexp.MustCompile(`^( *)--- FAIL: (\S+)`)
+	failLine = regexp.MustCompile(`^( *)--- FAIL: (\S+) \(([0-9.]+s)\)`)
 	seedLine = regexp.MustCompile(`\b` + testenv.SeedEnv + `=(\d+)$`)
 )
 
@@ -41,9 +68,7 @@ func failures(output string) (failed []failure, why string) {
 		case strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:"):
 			return nil, "a test ended its process"
 		case fail != nil:
-			if fail[1] == "" {
-				failed = append(failed, failure{Test: fail[2]})
-			}
+			failed = noted(failed, ended, fail[1], fail[2], fail[3])
 		case seed != nil && ended < len(failed):
 			failed[len(failed)-1].Seed = seed[1]
 		case line == "FAIL":
@@ -67,4 +92,25 @@ func failures(output string) (failed []failure, why string) {
 		return nil, "it is not said which tests failed"
 	}
 	return failed, ""
+}
+
+// noted adds what a line says of a test, or of a direct subtest of the long one that was added last: its lines come behind. Of failed,
+// those before ended are of other packages.
+func noted(failed []failure, ended int, indent, name, took string) []failure {
+	const sub = "    "
+	switch d, err := time.ParseDuration(took); {
+	case indent == "":
+		f := failure{Test: name}
+		if err == nil && d >= longTest {
+			f.Parts = []string{}
+		}
+		return append(failed, f)
+	case indent == sub && ended < len(failed):
+		f := &failed[len(failed)-1]
+		if part, ok := strings.CutPrefix(name, f.Test+"/"); ok && f.Parts != nil {
+			part, _, _ = strings.Cut(part, "/")
+			f.Parts = append(f.Parts, part)
+		}
+	}
+	return failed
 }

@@ -19,7 +19,7 @@ const laterEnv = "AGAIN_LATER"
 func put(out io.Writer, file string, failed []failure) error {
 	var lines bytes.Buffer
 	for _, f := range failed {
-		fmt.Fprintf(out, "again: %s of %s, later\n", f.Test, f.Pkg)
+		fmt.Fprintf(out, "again: %s of %s, later\n", &f, f.Pkg)
 		if err := json.NewEncoder(&lines).Encode(f); err != nil {
 			return fmt.Errorf("a test for later: %w", err)
 		}

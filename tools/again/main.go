@@ -9,7 +9,8 @@
 // Such a test, or what it tests, has a defect that is mended next; only it does not keep a change back
 // that has nothing to do with it. What the first run said stays in the output. A test that draws a seed
 // ([testenv.Seed]) runs with the same one again: with another one it would miss the defect that it found. Nothing runs again
-// after a data race, a panic, a time-out or a package that does not build, nor if many tests fail.
+// after a data race, a panic, a time-out or a package that does not build, nor if many tests fail. Of a test that took minutes, as the
+// scenarios of a cluster do, only the subtests run again that failed.
 //
 //	go run ./tools/again -race -count=1 ./pkg/smcr ./pkg/sdp
 //
@@ -86,15 +87,15 @@ func run(ctx context.Context, out io.Writer, args []string) error {
 // again runs tests that failed, each alone, until one fails again.
 func again(ctx context.Context, out io.Writer, failed []failure) error {
 	for _, f := range failed {
-		fmt.Fprintf(out, "again: %s of %s, alone\n", f.Test, f.Pkg)
+		fmt.Fprintf(out, "again: %s of %s, alone\n", &f, f.Pkg)
 		var env []string
 		if f.Seed != "" {
 			env = append(env, testenv.SeedEnv+"="+f.Seed)
 		}
-		if err := goTest(ctx, out, append(f.Flags[:len(f.Flags):len(f.Flags)], "-count=1", "-run=^"+f.Test+"$", f.Pkg), env...); err != nil {
+		if err := goTest(ctx, out, append(f.Flags[:len(f.Flags):len(f.Flags)], "-count=1", "-run="+f.pattern(), f.Pkg), env...); err != nil {
 			return fmt.Errorf("%s failed twice: %w", f.Pkg, err)
 		}
-		fmt.Fprintf(out, "FLAKY\t%s\t%s: failed, and passed when it ran again alone\n", f.Pkg, f.Test)
+		fmt.Fprintf(out, "FLAKY\t%s\t%s: failed, and passed when it ran again alone\n", f.Pkg, &f)
 	}
 	return nil
 }

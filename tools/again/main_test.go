@@ -114,4 +114,16 @@ func TestFailures(t *testing.T) {
 	if why != "" || len(failed) != 2 || failed[0].Pkg != "b" || failed[0].Seed != "" || failed[1].Pkg != "c" || failed[1].Test != "TestB" || failed[1].Seed != "12" {
 		t.Errorf("%v, %q", failed, why)
 	}
+
+	const long = "--- FAIL: TestLong (1387.70s)\n    --- FAIL: TestLong/a+b (61.00s)\n        --- FAIL: TestLong/a+b/deep (1.00s)\n    --- FAIL: TestLong/c (400.00s)\nFAIL\nFAIL\tp\t1400s\n"
+	for name, tt := range map[string]struct{ output, run, told string }{
+		"a long one":             {long, `^TestLong$/^(a\+b|c)$`, "TestLong/a+b|c"},
+		"a long one as such":     {"--- FAIL: TestLong (1387.70s)\n    x_test.go:1: wrong\nFAIL\nFAIL\tp\t1400s\n", "^TestLong$", "TestLong"},
+		"a short one's subtests": {strings.Replace(long, "1387", "138", 1), "^TestLong$", "TestLong"},
+	} {
+		failed, why := failures(tt.output)
+		if why != "" || len(failed) != 1 || failed[0].pattern() != tt.run || failed[0].String() != tt.told {
+			t.Errorf("%s: %+v, %q, want %q", name, failed, why, tt.run)
+		}
+	}
 }
