@@ -25,6 +25,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -79,7 +80,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	interrupted := ctx.Err() != nil
 	switch {
 	case interrupted:
-		sh.Progress("interrupted")
+		sh.Progress(fmt.Sprintf("interrupted: %v", context.Cause(ctx)))
 	case err != nil:
 		sh.Check(twonodes.Check{Name: "the demo is complete", Detail: err.Error()})
 	}

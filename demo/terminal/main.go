@@ -62,11 +62,11 @@ func (c Command) Main(args []string, stdout, stderr io.Writer) int {
 	t := &Terminal{Transcript: transcript.New(stdout), Patience: c.Patience}
 	d := c.New(t)
 	err = c.play(ctx, t, d.Parts())
-	interrupted := ctx.Err() != nil
-	if err != nil && !interrupted {
+	interrupted := context.Cause(ctx)
+	if err != nil && interrupted == nil {
 		t.Check("the demo is complete", false, "%v", err)
 	}
-	if *keep && !interrupted && t.P != nil {
+	if *keep && interrupted == nil && t.P != nil {
 		fmt.Fprintf(stdout, "\nkept until Ctrl-C:\n  export KUBECONFIG=%s\n", t.P.Lab.Kubeconfig())
 		<-ctx.Done()
 	}

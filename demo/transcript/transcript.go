@@ -58,12 +58,12 @@ func (t *Transcript) Check(what string, holds bool, format string, args ...any) 
 // Failed reports whether a statement does not hold.
 func (t *Transcript) Failed() bool { return len(t.failed) > 0 }
 
-// Summary prints the result and returns the exit code.
-func (t *Transcript) Summary(interrupted bool) int {
+// Summary prints the result and returns the exit code. What interrupted the demo is nil if nothing did.
+func (t *Transcript) Summary(interrupted error) int {
 	seconds := time.Since(t.began).Seconds()
 	switch {
-	case interrupted:
-		fmt.Fprintf(t.Out, "\ninterrupted after %.0f s\n", seconds)
+	case interrupted != nil:
+		fmt.Fprintf(t.Out, "\ninterrupted after %.0f s: %v\n", seconds, interrupted)
 		return ExitInterrupted
 	case !t.Failed():
 		fmt.Fprintf(t.Out, "\n%d checks, all hold (%.0f s)\n", t.checks, seconds)
@@ -86,8 +86,8 @@ func Play(name string, stdout, stderr io.Writer, limit time.Duration, play func(
 	defer cancel()
 	t := New(stdout)
 	err = play(limited, t)
-	interrupted := ctx.Err() != nil
-	if err != nil && !interrupted {
+	interrupted := context.Cause(ctx)
+	if err != nil && interrupted == nil {
 		if limited.Err() != nil {
 			err = errors.Join(context.Cause(limited), err)
 		}
@@ -96,7 +96,10 @@ func Play(name string, stdout, stderr io.Writer, limit time.Duration, play func(
 	return t.Summary(interrupted)
 }
 
-// Interruptible returns a context that a signal ends, and the end of the parent: who
+// errNobodyReads is why a demo ends whose output is gone.
+var errNobodyReads = errors.New("nobody reads the output")
+
+// Interruptible returns a context that a signal ends, with it as the cause, and the end of the parent: who
 // stops "go run" or make by a signal may reach the parent only. A reader of the output
 // that goes away ends it too, so that a program can still remove what it made. Other ends of pipes and
 // connections may go away.
@@ -107,7 +110,7 @@ func Interruptible() (context.Context, context.CancelFunc, error) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	go func() {
 		for {
 			select {
@@ -115,13 +118,13 @@ func Interruptible() (context.Context, context.CancelFunc, error) {
 				return
 			case <-broken:
 				if outputIsGone() {
-					cancel()
+					cancel(errNobodyReads)
 				}
 			}
 		}
 	}()
 	return ctx, func() {
-		cancel()
+		cancel(nil)
 		stop()
 		signal.Stop(broken)
 	}, nil

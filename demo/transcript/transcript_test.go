@@ -35,7 +35,7 @@ func TestPlay(t *testing.T) {
 			}
 			<-ctx.Done()
 			return ctx.Err()
-		}, transcript.ExitInterrupted, "interrupted after"},
+		}, transcript.ExitInterrupted, "interrupted after 0 s: terminated signal received"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			limit := 50 * time.Millisecond
@@ -54,14 +54,14 @@ func TestTranscript_Summary(t *testing.T) {
 	for _, tc := range []struct {
 		name        string
 		holds       []bool
-		interrupted bool
+		interrupted error
 		code        int
 		want        string
 	}{
-		{"all hold", []bool{true, true}, false, 0, "\n== Part 1  (S s)\n\n  [ok] it is so: because\n  [ok] it is so: because\n\n2 checks, all hold (S s)\n"},
-		{"one does not", []bool{false, true}, false, transcript.ExitFailed, "\n== Part 1  (S s)\n\n  [NOT SO] it is so: because\n  [ok] it is so: because\n\n" +
+		{"all hold", []bool{true, true}, nil, 0, "\n== Part 1  (S s)\n\n  [ok] it is so: because\n  [ok] it is so: because\n\n2 checks, all hold (S s)\n"},
+		{"one does not", []bool{false, true}, nil, transcript.ExitFailed, "\n== Part 1  (S s)\n\n  [NOT SO] it is so: because\n  [ok] it is so: because\n\n" +
 			"1 of 2 checks do not hold (S s):\n  it is so\n"},
-		{"interrupted", nil, true, transcript.ExitInterrupted, "\n== Part 1  (S s)\n\n\ninterrupted after S s\n"},
+		{"interrupted", nil, errors.New("a signal"), transcript.ExitInterrupted, "\n== Part 1  (S s)\n\n\ninterrupted after S s: a signal\n"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var b strings.Builder
