@@ -131,6 +131,18 @@ func (s *shown) back() {
 	s.w.makeLink(s.link)
 }
 
+// makesLinkAgain makes the link again, as an agent does, if the controller deleted it: that may have seen it before it saw that the
+// agent is back.
+func (s *shown) makesLinkAgain() {
+	s.w.t.Helper()
+	if err := s.w.get(s.link); client.IgnoreNotFound(err) != nil {
+		s.w.t.Fatal(err)
+	} else if err != nil {
+		s.link.ResourceVersion, s.link.UID = "", ""
+		s.w.makeLink(s.link)
+	}
+}
+
 // status writes the pod's annotation as an agent does; "" takes it away.
 func (s *shown) status(status string) {
 	s.w.t.Helper()
@@ -254,6 +266,7 @@ func TestAgentGone_power(t *testing.T) {
 	w.renews(w, a.smcr.Name)
 	a.back()
 	a.aliveSays(byLease)
+	a.makesLinkAgain()
 	w.never("the agent, which is back, has the last word", 3*time.Second, a.alive)
 	a.status("")
 	if err := w.get(a.pod); err != nil || a.pod.Annotations[v1alpha1.AnnotationStatus] != "" {

@@ -133,6 +133,7 @@ func TestNodeLeft(t *testing.T) {
 	dieA = w.renews(w, a.smcr.Name)
 	a.back()
 	a.aliveSays(byLease)
+	a.makesLinkAgain()
 	w.never("the agent, which is back, has the last word", 3*time.Second, a.alive)
 	kernel := w.pod("kernel", a.node.Name, "", optedIn(v1alpha1.PodStatusKernel))
 	dieA()
