@@ -21,6 +21,20 @@ func trustedConf(b []byte) (NetConf, error) {
 	return c, c.checkDataDir()
 }
 
+// CheckDataDir tells why ADD would refuse every pod for the sake of a data directory, as it is on this machine now.
+func CheckDataDir(dir string) error { return NetConf{DataDir: dir}.checkDataDir() }
+
+// CheckDataDirName is CheckDataDir of what no machine can change.
+func CheckDataDirName(dir string) error {
+	if dir = filepath.Clean(dir); dir == DefaultDataDir {
+		return nil
+	}
+	if err := checkDepth(dir); err != nil {
+		return confError("dataDir", "%v", err)
+	}
+	return nil
+}
+
 // checkDataDir refuses a data directory that others than root may change. Whoever may write a network's configuration,
 // as the owner of a namespace a NetworkAttachmentDefinition there, names the directory: in one of a pod's
 // volumes the pod's programs would write the records and journals that the plugin goes by, or make links to where
@@ -54,10 +68,10 @@ func (c NetConf) checkDataDir() error {
 // checkWay refuses a directory that others may replace, or change: those on the way to it count, too. A link on the way,
 // as /var/run is one, is followed links times. A directory that is missing is made by root.
 func checkWay(dir string, links int) error {
-	names := strings.Split(strings.Trim(dir, "/"), "/")
-	if len(names) > maxDataDirDepth {
-		return fmt.Errorf("%s is more than %d directories deep, as volumes of pods and files of containers are", dir, maxDataDirDepth)
+	if err := checkDepth(dir); err != nil {
+		return err
 	}
+	names := namesOf(dir)
 	for i := range len(names) + 1 {
 		at := "/" + filepath.Join(names[:i]...)
 		st, err := os.Lstat(at)
@@ -84,6 +98,15 @@ func checkWay(dir string, links int) error {
 			return fmt.Errorf("%s leads elsewhere than to %s, as it says: into a container, perhaps", at, to)
 		}
 		return checkWay(filepath.Join(to, filepath.Join(names[i:]...)), links-1)
+	}
+	return nil
+}
+
+func namesOf(dir string) []string { return strings.Split(strings.Trim(dir, "/"), "/") }
+
+func checkDepth(dir string) error {
+	if len(namesOf(dir)) > maxDataDirDepth {
+		return fmt.Errorf("%s is more than %d directories deep, as volumes of pods and files of containers are", dir, maxDataDirDepth)
 	}
 	return nil
 }

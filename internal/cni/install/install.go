@@ -74,6 +74,9 @@ func (c Config) Validate() error {
 		return fmt.Errorf("CNI installation: %w", err)
 	}
 	nc, err := cni.ParseNetConf(b)
+	if err == nil {
+		err = cni.CheckDataDirName(nc.DataDir)
+	}
 	var ce *types.Error
 	switch {
 	case errors.As(err, &ce):
@@ -114,6 +117,7 @@ type Installer struct {
 	log   *slog.Logger
 	entry []byte
 	ipam  string // the name of the IPAM plugin in entry; "": none
+	data  string // the data directory in entry
 	now   func() time.Time
 	grace time.Duration // reloadGrace, less in tests
 
@@ -136,15 +140,15 @@ func New(c Config) (*Installer, error) {
 	if err != nil {
 		return nil, err
 	}
-	var conf cni.DeviceConf
-	if err := json.Unmarshal(entry, &conf); err != nil {
+	conf, err := cni.ParseNetConf(entry)
+	if err != nil {
 		return nil, fmt.Errorf("CNI installation: %w", err)
 	}
 	if c.Interval == 0 {
 		c.Interval = defaultInterval
 	}
 	in := &Installer{
-		c: c, log: c.Log, entry: entry, ipam: conf.IPAM.Type, now: time.Now, grace: reloadGrace,
+		c: c, log: c.Log, entry: entry, ipam: conf.IPAM.Type, data: conf.DataDir, now: time.Now, grace: reloadGrace,
 		bin:     binary{source: c.BinSource, dir: c.BinDir, name: cni.PluginType},
 		invalid: map[string]time.Time{},
 	}
@@ -253,6 +257,12 @@ func (in *Installer) once() (decision, error) {
 		return decision{}, err
 	}
 	d := decide(files, goal{entry: in.entry, unfinished: in.unfinished(files)})
+	if err := cni.CheckDataDir(in.data); err != nil {
+		// No pod can start while a list names a plugin that refuses all of them. The program stays up to date: further
+		// networks may have it, with directories of their own.
+		_, cerr := in.copy()
+		return d, errors.Join(err, in.carryOut(decide(files, goal{unfinished: never}).changes), cerr)
+	}
 	if d.newer && in.bin.usable() {
 		// A later version was installed before. Its binary understands this version's
 		// entry, but this version's binary does not understand the later entry: so the
@@ -335,6 +345,9 @@ func Inspect(c Config) (Status, error) {
 	}
 	d := decide(files, goal{entry: in.entry, unfinished: never})
 	s := Status{State: d.state, Detail: join(d.detail, in.noIPAM()), File: d.active, Network: d.network, CNIVersion: d.version}
+	if err := cni.CheckDataDir(in.data); err != nil {
+		s.State, s.Detail = StateBroken, join(advise(err), s.Detail)
+	}
 	if s.State != StateInstalled {
 		return s, nil
 	}

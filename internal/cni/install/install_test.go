@@ -531,6 +531,8 @@ func TestConfig_validate(t *testing.T) {
 		{"relative", func(c *Config) { c.BinDir = "opt/cni/bin" }, `BinDir "opt/cni/bin" is not an absolute path`},
 		{"negative", func(c *Config) { c.Interval = -1 }, "Interval -1ns is negative"},
 		{"plugin's directory", func(c *Config) { c.Plugin.DataDir = "x" }, `dataDir: "x" is not an absolute path`},
+		{"plugin's directory, as deep as volumes are", func(c *Config) { c.Plugin.DataDir = "/a/b/c/d/e" }, "dataDir: /a/b/c/d/e is more than 4 directories deep"},
+		{"plugin's directory, as deep as may be", func(c *Config) { c.Plugin.DataDir = "/a/b/c/d" }, ""},
 		{"IPAM plugin without a name", func(c *Config) { c.Plugin.IPAM = []byte(`{"range":"192.0.2.0/24"}`) }, `IPAM "{\"range\":\"192.0.2.0/24\"}" has no type`},
 		{"IPAM that is no JSON", func(c *Config) { c.Plugin.IPAM = []byte("type: dhcp") }, "CNI installation: "},
 		{"plugin's wait", func(c *Config) { c.Plugin.AgentTimeout = time.Hour }, "agentTimeoutMilliseconds: is 3600000"},
@@ -546,6 +548,41 @@ func TestConfig_validate(t *testing.T) {
 				t.Errorf("New: %v", nerr)
 			}
 		})
+	}
+}
+
+// A list never has the plugin with a data directory that the plugin refuses: no pod would start.
+func TestInstaller_dataDir(t *testing.T) {
+	h := newHost(t)
+	way := filepath.Join(filepath.Dir(t.TempDir()), "way")
+	must(t, os.Mkdir(way, 0o755))
+	c := h.installer().c
+	c.Plugin.DataDir = filepath.Join(way, "data")
+	in, err := New(c)
+	must(t, err)
+	h.write("10-kindnet.conflist", readTestdata(t, "10-kindnet.conflist"))
+	for _, tt := range []struct {
+		mode  os.FileMode
+		state State
+		types string
+	}{
+		{0o775, StateBroken, "ptp portmap"},
+		{0o755, StateInstalled, "ptp portmap smcr-cni"},
+		{0o775, StateBroken, "ptp portmap"},
+	} {
+		must(t, os.Chmod(way, tt.mode)) // whatever the umask
+		in.pass()
+		s := in.Status()
+		if s.State != tt.state || h.types("10-kindnet.conflist") != tt.types || s.File != "10-kindnet.conflist" {
+			t.Errorf("with mode %o: %+v, list %s", tt.mode, s, h.types("10-kindnet.conflist"))
+		}
+		broken := s.State == StateBroken
+		if broken != strings.Contains(s.Detail, way+" may be written by others than root") {
+			t.Errorf("with mode %o: %q", tt.mode, s.Detail)
+		}
+		if is, err := Inspect(in.c); err != nil || is.State != tt.state || broken != strings.Contains(is.Detail, "may be written by others") {
+			t.Errorf("inspected with mode %o: %+v, %v", tt.mode, is, err)
+		}
 	}
 }
 
