@@ -19,6 +19,8 @@ const (
 	// maxRecords bounds what List returns: a node has at most some hundred
 	// pods, and a directory that was filled by accident must not fill memory.
 	maxRecords = 8192
+	// maxKeptBytes bounds a file of host-local: two names, of which one has 64 bytes mostly, the other at most 15.
+	maxKeptBytes = 1 << 10
 	// maxIPs bounds the addresses of one interface.
 	maxIPs = 64
 	// maxDevices bounds the devices of one record: the network's one, and those that the pod

@@ -364,9 +364,9 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 }
 
 // unrecorded are the names of the interfaces that an attachment without a record may have
-// addresses for. After a reboot there is neither a record nor a journal, but the addresses
-// are still taken, and the runtime has the result of the ADD. After an ADD that was killed
-// before Attach wrote a journal there are only the pod's claims. The error says that there may be further ones, which cannot be
+// addresses for. After a reboot there is neither a record nor a journal, nor a claim, but the addresses
+// are still taken, and the runtime has the result of the ADD; without that, as DEL never has one before CNI 0.4.0, there is what the IPAM
+// plugin keeps. After an ADD that was killed before Attach wrote a journal there are only the pod's claims. The error says that there may be further ones, which cannot be
 // known just now.
 func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string, unknown error) {
 	if c.IPAM.Type == "" {
@@ -383,8 +383,8 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string, unkno
 		p.tell("DEL goes on without the list of devices: %v", err)
 	}
 	for _, d := range all {
-		if d.Owner != nil && d.Owner.Is(args.ContainerID, args.IfName) && !slices.Contains(names, d.PodIfName) {
-			names = append(names, d.PodIfName)
+		if d.Owner != nil && d.Owner.Is(args.ContainerID, args.IfName) {
+			names = appendNew(names, d.PodIfName)
 		}
 	}
 	pod, _ := parsePod(args.Args) // ADD has refused such arguments
@@ -393,20 +393,32 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string, unkno
 		unknown = err
 	}
 	for _, r := range requests {
-		if !slices.Contains(names, r.ifName) {
-			names = append(names, r.ifName)
-		}
+		names = appendNew(names, r.ifName)
 	}
 	var r result
-	if c.prevResult != nil && json.Unmarshal(c.prevResult, &r) != nil {
+	if c.prevResult == nil {
+		kept, err := p.keptNames(c, args)
+		return appendNew(names, kept...), firstError([]error{unknown, err})
+	}
+	if json.Unmarshal(c.prevResult, &r) != nil {
 		return names, unknown
 	}
 	for _, it := range r.Interfaces {
-		if it.Sandbox != "" && it.Name != args.IfName && !slices.Contains(names, it.Name) {
-			names = append(names, it.Name)
+		if it.Sandbox != "" && it.Name != args.IfName {
+			names = appendNew(names, it.Name)
 		}
 	}
 	return names, unknown
+}
+
+// appendNew appends the names that are not among them.
+func appendNew(names []string, more ...string) []string {
+	for _, name := range more {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // delDevices takes back all devices of the attachment, and the device that the runtime

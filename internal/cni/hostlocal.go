@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"encoding/json"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/smcr-io/kube-smcr/internal/records"
+)
+
+// hostLocal is the IPAM plugin that keeps what it gave in a directory of the node, which outlasts a reboot: a file for each
+// address, with the address as its name, and in it the container and the name of the interface. hostLocalDir has a directory
+// for each network, unless ipam.dataDir says otherwise.
+const (
+	hostLocal    = "host-local"
+	hostLocalDir = "/var/lib/cni/networks"
+)
+
+// keptNames are the names of the interfaces that host-local keeps addresses of for a pod. No other IPAM plugin says what
+// it keeps, and asking one for every name that a claimed device may have would take an execution for each, at the DEL of each pod.
+// The error says that this cannot be known just now.
+func (p Plugin) keptNames(c NetConf, args *skel.CmdArgs) ([]string, error) {
+	if c.IPAM.Type != hostLocal || args.IfName != podInterface {
+		return nil, nil
+	}
+	dir := c.hostLocalDir()
+	files, err := dir.Names()
+	var out []string
+	for _, name := range files {
+		if _, err := netip.ParseAddr(name); err != nil {
+			continue // a lock, or which address was the last
+		}
+		b, rerr := dir.Read(name)
+		if records.IsShortage(rerr) {
+			err = rerr
+			break
+		}
+		id, ifName, _ := strings.Cut(string(b), "\n")
+		ifName = strings.TrimSpace(ifName)
+		if rerr == nil && strings.TrimSpace(id) == args.ContainerID && validKey(args.ContainerID, ifName) {
+			out = append(out, ifName)
+		}
+	}
+	switch {
+	case records.IsShortage(err):
+		return out, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
+	case err != nil:
+		p.tell("DEL goes on without what host-local keeps: %v", err)
+	}
+	return out, nil
+}
+
+// hostLocalDir is where host-local keeps the addresses of the network.
+func (c NetConf) hostLocalDir() records.Dir {
+	var f struct {
+		IPAM struct {
+			DataDir string `json:"dataDir"`
+		} `json:"ipam"`
+	}
+	dir := hostLocalDir
+	if json.Unmarshal(c.raw, &f) == nil && f.IPAM.DataDir != "" {
+		dir = f.IPAM.DataDir
+	}
+	return records.Dir{Path: filepath.Join(dir, c.Name), MaxBytes: maxKeptBytes, MaxFiles: maxRecords}
+}
