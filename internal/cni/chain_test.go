@@ -5,6 +5,7 @@ package cni
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -393,6 +395,34 @@ func withLaterField(t *testing.T, n *node, _ *libcni.RuntimeConf) {
 	must(t, err)
 }
 
+// TestWire_takenBack: an agent that has heard of a pod by an ADD that is taken back hears of its end before the device leaves the pod.
+func TestWire_takenBack(t *testing.T) {
+	needWiring(t)
+	var mu sync.Mutex
+	var got []string
+	log := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, what)
+	}
+	socket := agentThat(t, func(e Event) string {
+		log(e.Verb + " " + e.ContainerID + " " + e.IfName)
+		if e.Verb == "ADD" {
+			return "503 Service Unavailable"
+		}
+		return "204 No Content"
+	})
+	n, run := newWiringNode(t, nil, `{"cniVersion":"1.1.0","name":"rocenet","plugins":[
+		{"type":"smcr-cni","dataDir":"$DATA","deviceID":"0000:41:10.0","required":true,"agentSocket":"`+socket+`"}]}`)
+	run.host.detaches = func() { log("detach") }
+	addFails(t, n, run, runtimeConf("c1", newNS(t)), types.ErrTryAgainLater, "503")
+	mu.Lock()
+	defer mu.Unlock()
+	if diff := cmp.Diff([]string{"ADD c1 eth0", "DEL c1 eth0", "detach"}, got); diff != "" {
+		t.Errorf("what happened (-want +got):\n%s", diff)
+	}
+}
+
 // TestHasInterface: whose interface it is decides who makes it.
 func TestHasInterface(t *testing.T) {
 	for _, tt := range []struct {
@@ -421,6 +451,12 @@ var _ Host = vf.Host{} // the machine itself
 // answerAll is an agent that accepts every request.
 func answerAll(t *testing.T) string {
 	t.Helper()
+	return agentThat(t, func(Event) string { return "204 No Content" })
+}
+
+// agentThat is an agent that answers each request with a status.
+func agentThat(t *testing.T, status func(Event) string) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "a.sock")
 	l, err := net.Listen("unix", path)
 	must(t, err)
@@ -432,8 +468,14 @@ func answerAll(t *testing.T) string {
 			if err != nil {
 				return
 			}
-			_, _ = c.Read(make([]byte, maxAnswerBytes)) // the request comes in one piece
-			_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\n\r\n")
+			b := make([]byte, maxAnswerBytes)
+			n, _ := c.Read(b) // the request comes in one piece
+			var e Event
+			_, body, _ := bytes.Cut(b[:n], []byte("\r\n\r\n"))
+			if err := json.Unmarshal(body, &e); err != nil {
+				t.Errorf("request %q: %v", b[:n], err)
+			}
+			_, _ = io.WriteString(c, "HTTP/1.1 "+status(e)+"\r\n\r\n")
 			_ = c.Close()
 		}
 	}()

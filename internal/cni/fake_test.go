@@ -35,11 +35,12 @@ import (
 type fakeHost struct {
 	ns *linux.NetNS
 
-	mu      sync.Mutex // guards what is below
-	devices map[string]vf.Device
-	owners  map[string]vf.Wiring
-	attach  error // what the next Attach fails with
-	checks  error // what Check says
+	mu       sync.Mutex // guards what is below
+	devices  map[string]vf.Device
+	owners   map[string]vf.Wiring
+	attach   error  // what the next Attach fails with
+	checks   error  // what Check says
+	detaches func() // is called by each Detach, if it is set
 	// ended is a container whose namespace counts as gone.
 	ended string
 	// hideRDMA makes the devices' RDMA devices those of another namespace.
@@ -214,6 +215,9 @@ func (h *fakeHost) Check(_ context.Context, w vf.Wiring) error {
 }
 
 func (h *fakeHost) Detach(ctx context.Context, d vf.Detachment) error {
+	if h.detaches != nil {
+		h.detaches()
+	}
 	return h.Collect(ctx, func(o vf.Owner) bool { return !o.Is(d.ContainerID, d.IfName) })
 }
 

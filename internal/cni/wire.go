@@ -354,7 +354,12 @@ func (w *wiring) finish() error {
 	if err := store.Write(w.a); err != nil {
 		return storeError(err)
 	}
-	w.undo.Did("write record", func() error { return store.Delete(w.a.ContainerID, w.a.IfName) })
+	w.undo.Did("write record", func() error {
+		err := store.Delete(w.a.ContainerID, w.a.IfName)
+		// As with DEL: the agent may have opened the device since, and closes it before the device leaves the pod.
+		_ = w.p.notifyAgent(w.c, Event{Verb: "DEL", ContainerID: w.a.ContainerID, IfName: w.a.IfName}) // the error is on stderr
+		return err
+	})
 	vf.Step("record written")
 	if err := w.p.notifyAgent(w.c, Event{Verb: "ADD", ContainerID: w.a.ContainerID, IfName: w.a.IfName}); err != nil && w.c.Required {
 		return notTaken(err)
