@@ -34,7 +34,7 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 		return err
 	}
 	if len(a.IPAM) > 0 {
-		if c, err = c.withIPAM(a.IPAM); err != nil {
+		if c, err = c.withIPAM(a); err != nil {
 			return types.NewError(CodeRecord, "attachment record", err.Error())
 		}
 	}

@@ -189,6 +189,58 @@ func TestWire_gcOfClaims(t *testing.T) {
 	run.host.home(t)
 }
 
+// A list that names the plugin may have a delegate, as of Multus, whose list names it too: the second call for a pod leaves what
+// the first one made. The DEL by the outer list gives the addresses back by the name of the network that they are of.
+func TestWire_twice(t *testing.T) {
+	needWiring(t)
+	n, run, ipamDir, _ := claimNode(t, "1.1.0", `,"ipam":{"type":"ks-ipam","pool":"blue"}`)
+	ours := n.list.Plugins[1].Bytes
+	once := n.list
+	relist := func(old, replacement string) {
+		t.Helper()
+		l, err := libcni.ConfListFromBytes([]byte(strings.Replace(string(n.list.Bytes), old, replacement, 1)))
+		must(t, err)
+		n.list = l
+	}
+	relist(`{"type":"ks-before"}`, `{"type":"ks-before"},`+string(ours))
+	if len(n.list.Plugins) != 3 {
+		t.Fatalf("list %s", n.list.Bytes)
+	}
+	rt, twice := runtimeConf("c1", newNS(t)), n.list
+	relist(`}]}`, `,"required":true}]}`) // of the second one alone
+	var ce *types.Error
+	err := n.ns.Do(func() error { _, err := n.cni.AddNetworkList(t.Context(), n.list, rt); return err })
+	if !errors.As(err, &ce) || ce.Code != types.ErrTryAgainLater {
+		t.Errorf("ADD without the agent that is required: %v, want code %d", err, types.ErrTryAgainLater)
+	}
+	n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+	run.host.home(t)
+	must(t, os.Remove(filepath.Join(ipamDir, "calls")))
+	n.list = twice
+	var names []string
+	for _, it := range n.add(t, rt).Interfaces {
+		names = append(names, it.Name)
+	}
+	if diff := cmp.Diff([]string{"br0", "eth0", "smcr0"}, names); diff != "" {
+		t.Errorf("interfaces of the result (-want +got):\n%s", diff)
+	}
+	n.do(t, func(ctx context.Context) error { return n.cni.CheckNetworkList(ctx, n.list, rt) })
+	addAgain(t, n, rt)
+	n.list = once
+	relist(`"name":"podnet"`, `"name":"outer"`)
+	n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+	run.host.home(t)
+	if diff := cmp.Diff([]string{"ADD c1 smcr0 blue", "CHECK c1 smcr0 blue", "CHECK c1 smcr0 blue", "DEL c1 smcr0 blue"}, ipamCalls(t, ipamDir)); diff != "" {
+		t.Errorf("calls of the IPAM plugin (-want +got):\n%s", diff)
+	}
+	b, err := os.ReadFile(filepath.Join(ipamDir, "in.DEL"))
+	must(t, err)
+	var conf NetConf
+	if must(t, json.Unmarshal(b, &conf)); conf.Name != "podnet" {
+		t.Errorf("the IPAM plugin is to give back an address of network %q", conf.Name)
+	}
+}
+
 // A second ADD of a pod whose claimed VF is there already is refused: the record that DEL needs to give the address back stays.
 func TestWire_claimsAgain(t *testing.T) {
 	needWiring(t)

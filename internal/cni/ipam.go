@@ -50,17 +50,22 @@ func (c NetConf) rawIPAM() json.RawMessage {
 	return f.IPAM
 }
 
-// withIPAM is the configuration with another one of the IPAM plugin, that of a record.
-func (c NetConf) withIPAM(raw json.RawMessage) (NetConf, error) {
+// withIPAM is the configuration with that of the IPAM plugin as a record has it. The name is that of the record's network,
+// too: the call may be for one that has it as a delegate, and IPAM plugins go by the name.
+func (c NetConf) withIPAM(a Attachment) (NetConf, error) {
 	var conf IPAMConf
-	err := json.Unmarshal(raw, &conf)
+	err := json.Unmarshal(a.IPAM, &conf)
+	raw := c.raw
 	if err == nil {
-		c.raw, err = replaceKey(c.raw, "ipam", raw)
+		raw, err = replaceKey(raw, "ipam", a.IPAM)
+	}
+	if err == nil && a.Network != "" {
+		raw, err = replaceKey(raw, "name", a.Network)
 	}
 	if err != nil {
 		return c, fmt.Errorf("ipam of the record: %w", err)
 	}
-	c.IPAM = conf
+	c.raw, c.IPAM = raw, conf
 	return c, nil
 }
 

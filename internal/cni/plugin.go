@@ -75,6 +75,9 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 	if c.wires(args.IfName) {
 		return p.addWired(c, a, args)
 	}
+	if c.isMade(a) {
+		return p.passOn(c, a)
+	}
 	if err := c.nothingToSet(args.IfName); err != nil {
 		return err
 	}
@@ -351,7 +354,7 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 		errs = append(errs, err)
 	}
 	if len(a.IPAM) > 0 {
-		was, err := c.withIPAM(a.IPAM)
+		was, err := c.withIPAM(a)
 		if err != nil {
 			p.tell("DEL: %v", err)
 		}

@@ -141,6 +141,37 @@ func (c NetConf) isNew(args *skel.CmdArgs) error {
 	return nil
 }
 
+// isMade tells whether the plugin made the attachment before in this ADD: a network's list names the plugin, and so does the list of a
+// delegate, as of Multus. The previous result then has the interfaces of all devices of the record, while with a second ADD it has none.
+func (c NetConf) isMade(a Attachment) bool {
+	got, err := c.store().Get(a.ContainerID, a.IfName)
+	if err != nil || got.NetNS != a.NetNS || got.NetNSID != a.NetNSID {
+		return false
+	}
+	var r result
+	if c.prevResult == nil || json.Unmarshal(c.prevResult, &r) != nil {
+		return false
+	}
+	inPod := map[string]bool{}
+	for _, it := range r.Interfaces {
+		if it.Sandbox != "" && realPath(it.Sandbox) == got.NetNS {
+			inPod[it.Name] = true
+		}
+	}
+	wired := got.wired()
+	return len(wired) > 0 && !slices.ContainsFunc(wired, func(d AttachedDevice) bool { return !inPod[d.IfName] })
+}
+
+// passOn is the ADD of an attachment that the plugin made before in this ADD, perhaps for a network that does not say "required".
+func (p Plugin) passOn(c NetConf, a Attachment) error {
+	if c.Required {
+		if err := p.notifyAgent(c, Event{Verb: "ADD", ContainerID: a.ContainerID, IfName: a.IfName}); err != nil {
+			return notTaken(err)
+		}
+	}
+	return p.print(c.prevResult)
+}
+
 // back takes all steps back after err, and returns err together with the errors of
 // taking back.
 func (w *wiring) back(err error) error {
