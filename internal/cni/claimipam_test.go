@@ -173,7 +173,7 @@ func TestWire_gcOfClaims(t *testing.T) {
 		must(t, err)
 		var conf wireConf
 		must(t, json.Unmarshal(b, &conf))
-		return *conf.ValidAttachments
+		return conf.ValidAttachments
 	}
 	eth0 := types.GCAttachment{ContainerID: "c1", IfName: "eth0"}
 	if diff := cmp.Diff([]types.GCAttachment{eth0, {ContainerID: "c1", IfName: "smcr0"}}, valid(eth0)); diff != "" {
@@ -185,6 +185,11 @@ func TestWire_gcOfClaims(t *testing.T) {
 	other := types.GCAttachment{ContainerID: "c9", IfName: "eth0"}
 	if diff := cmp.Diff([]types.GCAttachment{other}, valid(other)); diff != "" {
 		t.Errorf("attachments that are valid to the IPAM plugin when the pod is gone (-want +got):\n%s", diff)
+	}
+	run.host.home(t)
+	n.add(t, runtimeConf("c1", newNS(t)))
+	if diff := cmp.Diff([]types.GCAttachment{}, valid()); diff != "" { // CNI's library writes null
+		t.Errorf("attachments that are valid to the IPAM plugin when there is no pod (-want +got):\n%s", diff)
 	}
 	run.host.home(t)
 }
