@@ -329,7 +329,7 @@ func TestWire_gcAndStatus(t *testing.T) {
 		t.Errorf("GC took back a device of a valid attachment or another network: %v", run.host.owners)
 	}
 	former := n.list
-	withLaterField(t, n, nil)
+	withFields(`"later":1,"vlan":"5"`)(t, n, nil)
 	gc(types.GCAttachment{ContainerID: "c9", IfName: "eth0"})
 	n.list = former
 	if _, ok := run.host.owners["0000:41:10.0"]; ok || len(run.host.owners) != 1 {
@@ -361,7 +361,14 @@ func TestWire_del(t *testing.T) {
 			n.cni.Path = []string{t.TempDir()}
 		}},
 		{name: "data directory", lose: func(t *testing.T, n *node, _ *libcni.RuntimeConf) { must(t, os.RemoveAll(n.data)) }},
-		{name: "the version that knows a field", lose: withLaterField},
+		{name: "the version that knows a field", lose: withFields(`"later":1`)},
+		{name: "the version that knows a value", lose: withFields(`"mode":"later"`)},
+		{name: "a VLAN that there is", lose: withFields(`"vlan":5000`)},
+		{name: "a VLAN that is a number", lose: withFields(`"vlan":"5"`)},
+		{name: "the VLAN of a priority", lose: withFields(`"vlanQoS":3`)},
+		{name: "a MAC that an interface can have", lose: withFields(`"runtimeConfig":{"mac":"01:00:5e:00:00:01"}`)},
+		{name: "a device that there may be", lose: withFields(`"runtimeConfig":{"deviceID":"no device"}`)},
+		{name: "a time that can be waited", lose: withFields(`"agentTimeoutMilliseconds":-1`)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n, run := newWiringNode(t, []string{ipamDir}, `{"cniVersion":"1.1.0","name":"rocenet","plugins":[
@@ -387,12 +394,33 @@ func TestWire_del(t *testing.T) {
 	}
 }
 
-// withLaterField gives the network's configuration a field that this version of the plugin does not know.
-func withLaterField(t *testing.T, n *node, _ *libcni.RuntimeConf) {
-	t.Helper()
-	var err error
-	n.list, err = libcni.ConfListFromBytes(bytes.Replace(n.list.Bytes, []byte(`"type":"smcr-cni",`), []byte(`"type":"smcr-cni","later":1,`), 1))
-	must(t, err)
+// withFields gives the network's configuration further fields, before those that it has.
+func withFields(fields string) func(*testing.T, *node, *libcni.RuntimeConf) {
+	return func(t *testing.T, n *node, _ *libcni.RuntimeConf) {
+		t.Helper()
+		var err error
+		n.list, err = libcni.ConfListFromBytes(bytes.Replace(n.list.Bytes, []byte(`"type":"smcr-cni",`), []byte(`"type":"smcr-cni",`+fields+`,`), 1))
+		must(t, err)
+	}
+}
+
+// TestWire_delRefused: a runtime takes a pod off whose ADD was refused for a value of the configuration, by a DEL with the same value.
+func TestWire_delRefused(t *testing.T) {
+	needWiring(t)
+	for _, fields := range []string{
+		`"vlan":5000`, `"vlan":"5"`, `"vlanQoS":3`, `"mode":"later"`, `"deviceID":"no device"`, `"deviceID":5`, `"runtimeConfig":{"mac":"01:00:5e:00:00:01"}`,
+		`"runtimeConfig":"x"`, `"required":"yes"`, `"agentTimeoutMilliseconds":-1`,
+	} {
+		t.Run(fields, func(t *testing.T) {
+			n, run := newWiringNode(t, nil, `{"cniVersion":"1.1.0","name":"rocenet","plugins":[{"type":"smcr-cni","dataDir":"$DATA",`+fields+`}]}`)
+			rt := runtimeConf("c1", newNS(t))
+			addFails(t, n, run, rt, 7)
+			n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
+			if !strings.Contains(run.said(), "which ADD refuses") {
+				t.Errorf("said %q", run.said())
+			}
+		})
+	}
 }
 
 // TestWire_takenBack: an agent that has heard of a pod by an ADD that is taken back hears of its end before the device leaves the pod.

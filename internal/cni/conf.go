@@ -103,16 +103,24 @@ func parseAnyNetConf(b []byte) (c NetConf, unknown []string, err error) {
 	return c, unknown, err
 }
 
+// unmarshal is json.Unmarshal, but that its error is a CNI error that names the field. What of b fits into v is there all the same.
+func unmarshal(b []byte, v any) error {
+	err := json.Unmarshal(b, v)
+	if err == nil {
+		return nil
+	}
+	field := "JSON"
+	var te *json.UnmarshalTypeError
+	if errors.As(err, &te) {
+		field = te.Field
+	}
+	return confError(field, "%v", err)
+}
+
+// decodeNetConf returns what it could read together with its error.
 func decodeNetConf(b []byte) (NetConf, error) {
 	var w wireConf
-	if err := json.Unmarshal(b, &w); err != nil {
-		field := "JSON"
-		var te *json.UnmarshalTypeError
-		if errors.As(err, &te) {
-			field = te.Field
-		}
-		return NetConf{}, confError(field, "%v", err)
-	}
+	err := unmarshal(b, &w)
 	c := w.NetConf
 	c.raw = b
 	if len(w.PrevResult) > 0 && !bytes.Equal(w.PrevResult, []byte("null")) {
@@ -125,10 +133,31 @@ func decodeNetConf(b []byte) (NetConf, error) {
 	if c.AgentSocket == "" {
 		c.AgentSocket = filepath.Join(c.DataDir, "agent.sock")
 	}
-	if err := c.validate(); err != nil {
+	if err == nil {
+		err = c.validate()
+	}
+	if err == nil {
+		err = c.DeviceConf.validate()
+	}
+	return c, err
+}
+
+// former is a configuration that ADD refuses, for attachments that end. It has no more than DEL and GC go by: which records
+// and devices they are, and who gave the addresses. The error says that this cannot be read either.
+func (c NetConf) former() (NetConf, error) {
+	var core struct {
+		CNIVersion       string               `json:"cniVersion"`
+		Name             string               `json:"name"`
+		DataDir          string               `json:"dataDir"`
+		AgentSocket      string               `json:"agentSocket"`
+		IPAM             IPAMConf             `json:"ipam"`
+		ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
+	}
+	if err := unmarshal(c.raw, &core); err != nil {
 		return c, err
 	}
-	return c, c.DeviceConf.validate()
+	c.AgentTimeoutMilliseconds, c.DeviceConf = 0, c.DeviceConf.former()
+	return c, c.validate()
 }
 
 // KnowsField tells whether the plugin accepts a field of this name in its

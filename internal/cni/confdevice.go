@@ -84,6 +84,17 @@ func (c DeviceConf) deviceID() (id string, shared bool) {
 	return id, shared
 }
 
+// former is what DEL and GC go by.
+func (c DeviceConf) former() DeviceConf {
+	f := DeviceConf{DeviceID: c.DeviceID, IPAM: c.IPAM, RuntimeConfig: RuntimeConfig{
+		DeviceID: c.RuntimeConfig.DeviceID, CNIDeviceInfoFile: c.RuntimeConfig.CNIDeviceInfoFile,
+	}}
+	if f.checkDeviceID() != nil { // ADD has given no such device to a pod
+		f.DeviceID, f.RuntimeConfig.DeviceID = "", ""
+	}
+	return f
+}
+
 func (c DeviceConf) mac() (field, mac string) {
 	if c.RuntimeConfig.MAC != "" {
 		return "runtimeConfig.mac", c.RuntimeConfig.MAC

@@ -239,13 +239,21 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 }
 
 // formerConf reads the configuration of attachments that end. A field that the plugin does not know keeps no pod from ending:
-// a later version of the plugin has made the attachment, or was to.
+// a later version of the plugin has made the attachment, or was to. Nor does a value that ADD refuses: whoever writes a pod or
+// a network could keep the runtime from ever taking the pod off.
 func (p Plugin) formerConf(b []byte) (NetConf, error) {
 	c, unknown, err := parseAnyNetConf(b)
 	if len(unknown) > 0 {
 		p.tell("the network configuration has %s, which this version does not know and leaves alone", strings.Join(unknown, ", "))
 	}
-	return c, err
+	if err == nil || c.raw == nil {
+		return c, err
+	}
+	f, ferr := c.former()
+	if ferr == nil {
+		p.tell("the network configuration is read without what only ADD goes by, which ADD refuses: %v", err)
+	}
+	return f, ferr
 }
 
 // endRecord gives the addresses of an attachment back, removes its record, and tells the agent.

@@ -291,9 +291,17 @@ func FuzzParseNetConf(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.1.0","cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}],"dataDir":"/x","required":true}`))
 	f.Add([]byte(`{"cniVersion":"1.1.0","name":"rocenet","type":"smcr-cni","deviceID":"0000:03:02.0","mac":"CA:FE:C0:FF:EE:00","vlan":1000,"ipam":{"type":"static"}}`))
 	f.Add([]byte(`{"name":"n","type":"smcr-cni","deviceID":"eth1/17","runtimeConfig":{"mac":"02:00:00:00:00:01"},"prevResult":{"ips":[{"address":"10.0.0.1/8"}]}}`))
+	f.Add([]byte(`{"name":"n","type":"smcr-cni","vlan":"5","mode":"x","deviceID":"a b","ipam":{"type":"static"},"cni.dev/valid-attachments":null}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := ParseNetConf(b)
-		if err != nil {
+		c, _, err := parseAnyNetConf(b)
+		if f, ferr := c.former(); ferr == nil {
+			if id, _ := f.deviceID(); !filepath.IsAbs(f.DataDir) || !filepath.IsAbs(f.AgentSocket) || f.agentTimeout() <= 0 || strings.ContainsAny(id, "/\x00 ") {
+				t.Errorf("read %+v", f)
+			}
+		} else if err == nil {
+			t.Errorf("accepted, but not for DEL: %v", ferr)
+		}
+		if c, err = ParseNetConf(b); err != nil {
 			return
 		}
 		if !filepath.IsAbs(c.DataDir) || !filepath.IsAbs(c.AgentSocket) || c.agentTimeout() <= 0 {
