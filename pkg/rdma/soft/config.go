@@ -24,7 +24,8 @@ type Config struct {
 	// Port is the UDP port of this device and of its peers; 0: 4791.
 	Port uint16
 	// MTU is the active path MTU, unless the interface allows a smaller one only; 0: the
-	// largest that fits the interface.
+	// largest that fits the interface. With an address on loopback, packets leave by others: 0 is
+	// the largest that fits each that is up, and what fits one of them is allowed.
 	MTU rdma.MTU
 	// Wire carries the datagrams; nil: a UDP socket in the network namespace
 	// of the calling thread. The device closes it.

@@ -130,7 +130,7 @@ func (d *Device) Port() rdma.PortAttr {
 		a.State = rdma.PortActive
 	}
 	if d.cfg.MTU != 0 {
-		a.ActiveMTU = min(a.ActiveMTU, d.cfg.MTU)
+		a.ActiveMTU = min(pathMTU(max(l.MTUBytes, l.MaxMTUBytes)), d.cfg.MTU)
 	}
 	return a
 }

@@ -25,15 +25,20 @@ func TestDevice_Port_mtu(t *testing.T) {
 		name      string
 		cfg       rdma.MTU
 		linkBytes int
+		maxBytes  int
 		want      rdma.MTU
 	}{
-		{"none", 0, 1500, rdma.MTU1024},
-		{"smaller", rdma.MTU512, 1500, rdma.MTU512},
-		{"too large", rdma.MTU4096, 1500, rdma.MTU1024},
-		{"large", rdma.MTU4096, 9000, rdma.MTU4096},
+		{"none", 0, 1500, 0, rdma.MTU1024},
+		{"smaller", rdma.MTU512, 1500, 0, rdma.MTU512},
+		{"too large", rdma.MTU4096, 1500, 0, rdma.MTU1024},
+		{"large", rdma.MTU4096, 9000, 0, rdma.MTU4096},
+		{"none, several interfaces", 0, 1500, 9000, rdma.MTU1024},
+		{"smaller, several interfaces", rdma.MTU512, 1500, 9000, rdma.MTU512},
+		{"large for one of several interfaces", rdma.MTU4096, 1500, 9000, rdma.MTU4096},
+		{"too large for all of several interfaces", rdma.MTU4096, 1280, 1500, rdma.MTU1024},
 	} {
 		d := &Device{cfg: Config{MTU: c.cfg}}
-		d.link.Store(&LinkState{Up: true, MTUBytes: c.linkBytes})
+		d.link.Store(&LinkState{Up: true, MTUBytes: c.linkBytes, MaxMTUBytes: c.maxBytes})
 		if got := d.Port().ActiveMTU; got != c.want {
 			t.Errorf("%s: path MTU %v, want %v", c.name, got, c.want)
 		}

@@ -3,6 +3,7 @@
 package soft
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -291,7 +292,11 @@ func (w *linkWatch) holder() (_ addrKey, found bool) {
 func (w *linkWatch) compute() LinkState {
 	if k, ok := w.holder(); ok {
 		l := w.links[k.index]
-		return LinkState{Up: l.up, MTUBytes: l.mtu, NetDev: l.name, MAC: l.mac, PrefixBits: k.bitsFor(w.addr)}
+		s := LinkState{Up: l.up, MTUBytes: l.mtu, NetDev: l.name, MAC: l.mac, PrefixBits: k.bitsFor(w.addr)}
+		if l.loopback && !w.addr.IsLoopback() {
+			s.MTUBytes, s.MaxMTUBytes = w.wayOut(l.mtu)
+		}
+		return s
 	}
 	s := LinkState{MTUBytes: 1500}
 	if old := w.state.Load(); old != nil {
@@ -299,4 +304,16 @@ func (w *linkWatch) compute() LinkState {
 		s.Up = false
 	}
 	return s
+}
+
+// wayOut returns the smallest and the largest MTU of the interfaces by which packets of an address on a loopback interface
+// may leave: those that are up. Routes say by which one, for each peer another one. Without any, packets stay on the
+// machine, and it is the MTU of the loopback interface.
+func (w *linkWatch) wayOut(loopbackMTU int) (least, most int) {
+	for _, l := range w.links {
+		if l.up && !l.loopback {
+			least, most = min(cmp.Or(least, l.mtu), l.mtu), max(most, l.mtu)
+		}
+	}
+	return cmp.Or(least, loopbackMTU), cmp.Or(most, loopbackMTU)
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
@@ -91,6 +92,75 @@ func TestLink(t *testing.T) {
 		if step.up != nil {
 			run(t, "ip", step.up...)
 			rdmatest.AwaitEvent(t, c, rdma.EventPortActive)
+		}
+	}
+}
+
+// TestLink_addressOnLoopback: in a routed fabric the address is on loopback, and packets have to fit the interface that they
+// leave by.
+func TestLink_addressOnLoopback(t *testing.T) {
+	v := newVethPair(t, 1500)
+	for ns, dev := range map[string]string{v.a: "v0", v.b: "v1"} { // looks for neighbours have no other source that is not tentative yet
+		run(t, "ip", "-n", ns, "addr", "add", "fe80::"+ns[len(ns)-1:]+"/64", "dev", dev, "nodad")
+	}
+	for _, f := range []struct {
+		family, len, a, b string
+		viaA, viaB        netip.Addr
+	}{
+		{"-4", "/32", "10.92.0.1", "10.92.0.2", v.a4, v.b4},
+		{"-6", "/128", "fd92::1", "fd92::2", v.a6, v.b6},
+	} {
+		run(t, "ip", "-n", v.a, "addr", "add", f.a+f.len, "dev", "lo")
+		run(t, "ip", "-n", v.b, "addr", "add", f.b+f.len, "dev", "lo")
+		run(t, "ip", "-n", v.a, f.family, "route", "add", f.b+f.len, "via", f.viaB.String(), "dev", "v0", "src", f.a)
+		run(t, "ip", "-n", v.b, f.family, "route", "add", f.a+f.len, "via", f.viaA.String(), "dev", "v1", "src", f.b)
+		a := active(t, v.a, soft.Config{Addr: netip.MustParseAddr(f.a), MTU: rdma.MTU4096})
+		b := active(t, v.b, soft.Config{Addr: netip.MustParseAddr(f.b)})
+		for _, d := range []*soft.Device{a, b} {
+			awaitMTU(t, d, rdma.MTU1024) // the carrier of the interface may come a moment later
+		}
+		x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
+		for i, n := range []int{4096, 300_000} {
+			x.Send(t, x.Write(uint64(i), y, 0, n))
+			rdmatest.AwaitOne(t, x.SendCQ, uint64(i), rdma.StatusSuccess)
+		}
+		if s := a.Stats(); s.TxErrors != 0 {
+			t.Errorf("%+v", s)
+		}
+	}
+}
+
+// TestLink_otherInterfaces: interfaces that may be the way of packets come, change and go.
+func TestLink_otherInterfaces(t *testing.T) {
+	v := newVethPair(t, 1500)
+	addr := netip.MustParseAddr("10.92.0.1")
+	run(t, "ip", "-n", v.a, "addr", "add", addr.String()+"/32", "dev", "lo")
+	run(t, "ip", "-n", v.a, "link", "add", "w0", "mtu", "600", "type", "veth", "peer", "name", "w1", "mtu", "9000", "netns", v.b)
+	run(t, "ip", "-n", v.b, "link", "set", "w1", "up")
+	d := active(t, v.a, soft.Config{Addr: addr})
+	said := active(t, v.a, soft.Config{Addr: addr, Port: 4792, MTU: rdma.MTU4096})
+	for _, step := range []struct {
+		ip         string
+		want, told rdma.MTU
+	}{
+		{"link set v0 mtu 9000", rdma.MTU4096, rdma.MTU4096},
+		{"link set w0 up", rdma.MTU512, rdma.MTU4096},
+		{"link set w0 mtu 2200", rdma.MTU2048, rdma.MTU4096},
+		{"link set v0 mtu 1500", rdma.MTU1024, rdma.MTU2048},
+		{"link set v0 down", rdma.MTU2048, rdma.MTU2048},
+		{"link del w0", rdma.MTU4096, rdma.MTU4096},
+	} {
+		run(t, "ip", append([]string{"-n", v.a}, strings.Fields(step.ip)...)...)
+		awaitMTU(t, d, step.want)
+		awaitMTU(t, said, step.told)
+	}
+}
+
+func awaitMTU(t *testing.T, d *soft.Device, want rdma.MTU) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); d.Port().ActiveMTU != want; <-time.After(time.Millisecond) { // polls the port
+		if time.Now().After(end) {
+			t.Fatalf("%s: path MTU %v, want %v", d.Name(), d.Port().ActiveMTU, want)
 		}
 	}
 }

@@ -73,3 +73,39 @@ func TestLinkWatch_looksAgain(t *testing.T) {
 		t.Error("the link is gone, and up")
 	}
 }
+
+// Packets of an address on loopback leave by another interface, and have to fit that; those to other addresses of loopback
+// do not leave.
+func TestLinkWatch_loopback(t *testing.T) {
+	lo := linkInfo{name: "lo", mtu: 65536, up: true, loopback: true}
+	eth := func(mtu int, up bool) linkInfo { return linkInfo{name: "eth", mtu: mtu, up: up} }
+	for _, c := range []struct {
+		name, addr  string
+		others      []linkInfo
+		on          int32 // also on this interface
+		least, most int
+	}{
+		{"one interface", "192.0.2.1", []linkInfo{eth(1500, true)}, 0, 1500, 1500},
+		{"IPv6", "2001:db8::1", []linkInfo{eth(1500, true)}, 0, 1500, 1500},
+		{"several", "192.0.2.1", []linkInfo{eth(9000, true), eth(1450, true), eth(1500, true)}, 0, 1450, 9000},
+		{"on an interface, too", "192.0.2.1", []linkInfo{eth(1500, true), eth(9000, true)}, 3, 1500, 9000},
+		{"one that is down", "192.0.2.1", []linkInfo{eth(600, false), eth(9000, true)}, 0, 9000, 9000},
+		{"nothing but loopback", "192.0.2.1", []linkInfo{eth(1500, false), lo}, 0, 65536, 65536},
+		{"loopback address", "127.0.0.1", []linkInfo{eth(1500, true)}, 0, 65536, 0},
+		{"loopback address of IPv6", "::1", []linkInfo{eth(1500, true)}, 0, 65536, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			addr := netip.MustParseAddr(c.addr)
+			w := &linkWatch{addr: addr, links: map[int32]linkInfo{1: lo}, addrs: map[addrKey]struct{}{{1, uint8(addr.BitLen()), addr}: {}}}
+			for i, l := range c.others {
+				w.links[int32(i)+2] = l
+			}
+			if c.on != 0 {
+				w.addrs[addrKey{c.on, uint8(addr.BitLen()), addr}] = struct{}{}
+			}
+			if s := w.compute(); !s.Up || s.NetDev != "lo" || s.MTUBytes != c.least || s.MaxMTUBytes != c.most {
+				t.Errorf("%+v, want MTU %d to %d", s, c.least, c.most)
+			}
+		})
+	}
+}

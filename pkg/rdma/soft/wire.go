@@ -72,8 +72,11 @@ type PortSender interface {
 type LinkState struct {
 	Up       bool // the address is there and the interface has a carrier
 	MTUBytes int
-	NetDev   string
-	MAC      rdma.MAC
+	// MaxMTUBytes is the largest MTU, and MTUBytes the smallest, where packets may leave by several
+	// interfaces, as with an address on loopback; 0: all have MTUBytes.
+	MaxMTUBytes int
+	NetDev      string
+	MAC         rdma.MAC
 	// PrefixBits is the length of the address's subnet; 0 if it is not known.
 	PrefixBits int
 }
