@@ -22,6 +22,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -132,7 +133,7 @@ type agent struct {
 // to DrainTimeout for the connections to end, resets those that are left, and removes what it put
 // into the pods. An agent that handed the node over leaves the pods to its successor.
 func Run(ctx context.Context, cfg Config) (err error) {
-	cfg.setDefaults(cfg.Node.DataDir)
+	cfg.setDefaults(cfg.Log, cfg.Node.DataDir)
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: cni.NewStore(cfg.Node.DataDir),
 		proxies:   proxies{all: map[*proxy]struct{}{}},
@@ -324,7 +325,7 @@ func (a *agent) reload() {
 }
 
 func (a *agent) gauges() gauges {
-	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}, budget: a.ledger.info()}
+	g := gauges{groups: map[string]int{}, devicesUp: map[string]int{}, unsent: map[string]uint64{}, budget: a.ledger.info()}
 	for _, s := range a.sessions.list(nil) {
 		switch i := s.info(); i.Mode {
 		case smcr.ModeSMCR.String():
@@ -365,6 +366,9 @@ func (a *agent) gauges() gauges {
 		g.devicesUp[d.Name] = 0
 		if d.Open != nil && d.Open.Port().State == rdma.PortActive {
 			g.devicesUp[d.Name] = 1
+		}
+		if s, ok := d.Open.(interface{ Stats() soft.Stats }); ok {
+			g.unsent[d.Name] = s.Stats().TxErrors
 		}
 	}
 	g.wire, g.held = a.wire.info(), a.holds.counters()

@@ -32,7 +32,7 @@ type bare struct {
 func newBare(t testing.TB, b *bench) *bare {
 	t.Helper()
 	cfg := b.cfg
-	cfg.setDefaults(cfg.Node.DataDir)
+	cfg.setDefaults(cfg.Log, cfg.Node.DataDir)
 	a := &agent{
 		cfg: cfg, started: time.Now(), store: b.store, ledger: newLedger(cfg.Node.NodeBudget),
 		proxies:   proxies{all: map[*proxy]struct{}{}},

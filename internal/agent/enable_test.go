@@ -35,7 +35,7 @@ func TestRun_stays(t *testing.T) {
 			b.cfg.Node.Devices = []config.Device{{Interface: "eth9"}}
 			b.cfg.openDevice = func(name string, d config.Device, share bool) (rdma.Device, func() error, error) {
 				if gone.Load() {
-					return openDevice(b.cfg.Node.DataDir, name, d, share)
+					return openDevice(b.cfg.Log, b.cfg.Node.DataDir, name, d, share)
 				}
 				return open(name, d, share)
 			}

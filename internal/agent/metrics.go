@@ -65,7 +65,8 @@ type gauges struct {
 	kernel                    int // of the ready ones, whose kernel carries them
 	paused, meshed, unheld    int // of the ready ones
 	budget                    agentapi.Budget
-	devicesUp                 map[string]int // 1: the device is open and its port active
+	devicesUp                 map[string]int    // 1: the device is open and its port active
+	unsent                    map[string]uint64 // by software device
 	wire                      agentapi.Wire
 	held                      linux.HolderCounters
 }
@@ -260,6 +261,10 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	up := desc("device_up", "Whether an RDMA device is there and its port active.", "device")
 	for name, v := range g.devicesUp {
 		gauge(up, v, name)
+	}
+	unsent := desc("device_send_errors_total", "Sends of a software device that the kernel refused: no route, or larger than the MTU of the interface.", "device")
+	for name, v := range g.unsent {
+		ch <- prometheus.MustNewConstMetric(unsent, prometheus.CounterValue, float64(v), name)
 	}
 	filtered := 0
 	if g.wire.State == agentapi.WireFiltered {

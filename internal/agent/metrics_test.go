@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,6 +16,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
+	"github.com/smcr-io/kube-smcr/internal/config"
+	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
 
@@ -72,6 +76,38 @@ func TestRedundancyLabel(t *testing.T) {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
+}
+
+type refusingDevice struct{ fakeDevice }
+
+func (refusingDevice) Stats() soft.Stats { return soft.Stats{TxPackets: 9, TxErrors: 7} }
+
+// What the kernel refused to send for a software device is counted, and nothing for devices that are not one or not there.
+func TestGauges_unsent(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.cfg.openDevice = func(string, config.Device, bool) (rdma.Device, func() error, error) {
+		return refusingDevice{}, func() error { return nil }, nil
+	}
+	a := newBare(t, b).a
+	if g := a.gauges(); len(g.unsent) != 0 {
+		t.Errorf("%v without a device", g.unsent)
+	}
+	must(t, a.rnics.Open(t.Context(), a.cfg.Node.Devices))
+	families, err := a.metrics.registry.Gather()
+	must(t, err)
+	var refused []float64
+	for _, f := range families {
+		if f.GetName() != "kube_smcr_device_send_errors_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			refused = append(refused, m.GetCounter().GetValue())
+		}
+	}
+	if !slices.Equal(refused, []float64{7}) {
+		t.Errorf("refused: %v, want 7 of one device", refused)
+	}
+	must(t, a.rnics.Close())
 }
 
 // What the status shows is the sum of what was counted, and a copy.

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -58,7 +59,7 @@ type platform struct {
 }
 
 // setDefaults fills in the real functions and times where tests set nothing.
-func (p *platform) setDefaults(dataDir string) {
+func (p *platform) setDefaults(log *slog.Logger, dataDir string) {
 	if p.kernel == nil {
 		p.kernel = linuxKernel{}
 	}
@@ -70,7 +71,7 @@ func (p *platform) setDefaults(dataDir string) {
 	}
 	if p.openDevice == nil {
 		p.openDevice = func(name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
-			return openDevice(dataDir, name, cfg, share)
+			return openDevice(log, dataDir, name, cfg, share)
 		}
 	}
 	if p.openOwn == nil {
@@ -135,7 +136,7 @@ func (p *platform) setDefaults(dataDir string) {
 
 // openDevice opens a device of the node. With share, another agent with the same data directory may
 // have a software device open, too; devices of the kernel can always be opened by several.
-func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
+func openDevice(log *slog.Logger, dataDir, name string, cfg config.Device, share bool) (rdma.Device, func() error, error) {
 	addr, err := deviceAddress(cfg)
 	if err != nil {
 		return nil, nil, err
@@ -147,17 +148,28 @@ func openDevice(dataDir, name string, cfg config.Device, share bool) (rdma.Devic
 		}
 		return d, d.Close, nil
 	}
-	var mtu rdma.MTU // 0: what the interface allows
-	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
-		if m.Bytes() == cfg.SoftMTU {
-			mtu = m
-		}
-	}
-	d, err := soft.Open(soft.Config{Name: name, Addr: addr, MTU: mtu, Share: share, Dir: softDir(dataDir)})
+	d, err := soft.Open(software(log, dataDir, name, addr, cfg.SoftMTU, share))
 	if err != nil {
 		return nil, nil, err
 	}
 	return d, d.Close, nil
+}
+
+// software is a device in software.
+func software(log *slog.Logger, dataDir, name string, addr netip.Addr, mtuBytes int, share bool) soft.Config {
+	var mtu rdma.MTU // 0: what the interface allows
+	for m := rdma.MTU256; m <= rdma.MTU4096; m++ {
+		if m.Bytes() == mtuBytes {
+			mtu = m
+		}
+	}
+	return soft.Config{
+		Name: name, Addr: addr, MTU: mtu, Share: share, Dir: softDir(dataDir),
+		TooLarge: func(p soft.TooLarge) {
+			log.Warn("RoCE packets do not fit the interface that they leave by, so connections on SMC-R are reset: unless its MTU was lowered just now, set a lower soft.mtu of the device",
+				"device", name, "peer", p.Peer, "packetBytes", p.PacketBytes)
+		},
+	}
 }
 
 // hardware is a device of the kernel by the address that it has now.

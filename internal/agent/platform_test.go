@@ -5,6 +5,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/netip"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/linux"
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/soft"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 )
@@ -25,7 +27,7 @@ import (
 // TestPlatform_setDefaults: fields that a test leaves out get their defaults, and the others stay.
 func TestPlatform_setDefaults(t *testing.T) {
 	var p platform
-	p.setDefaults(t.TempDir())
+	p.setDefaults(slog.New(slog.DiscardHandler), t.TempDir())
 	// A zero deviceEvery is package rnics' own default.
 	eachField(p, func(name string, f reflect.Value) {
 		if f.IsZero() != (name == "deviceEvery") {
@@ -35,7 +37,7 @@ func TestPlatform_setDefaults(t *testing.T) {
 	before := newBench(t, "", preferAll).cfg.platform
 	before.deviceEvery, before.ableEvery, before.untrackAfter = 1, 2, 3
 	after := before
-	after.setDefaults(t.TempDir())
+	after.setDefaults(slog.New(slog.DiscardHandler), t.TempDir())
 	was := map[string]string{}
 	identity := func(f reflect.Value) string {
 		if f.Kind() == reflect.Func {
@@ -69,7 +71,7 @@ func eachField(p platform, f func(name string, v reflect.Value)) {
 // *smcr.Stack in it.
 func TestPlatform_newStack(t *testing.T) {
 	var p platform
-	p.setDefaults(t.TempDir())
+	p.setDefaults(slog.New(slog.DiscardHandler), t.TempDir())
 	if s, err := p.newStack(smcr.Config{RMBESizeBytes: 3}); s != nil || err == nil {
 		t.Errorf("newStack = %v, %v, want an error only", s, err)
 	}
@@ -87,7 +89,7 @@ func TestOpenDevice_soft(t *testing.T) {
 		bytes int
 		want  rdma.MTU
 	}{{0, rdma.MTU4096}, {256, rdma.MTU256}, {512, rdma.MTU512}, {1024, rdma.MTU1024}, {2048, rdma.MTU2048}, {4096, rdma.MTU4096}} {
-		d, stop, err := openDevice(t.TempDir(), "soft0", config.Device{SoftAddress: freeLoopback(), SoftMTU: tt.bytes}, false)
+		d, stop, err := openDevice(slog.New(slog.DiscardHandler), t.TempDir(), "soft0", config.Device{SoftAddress: freeLoopback(), SoftMTU: tt.bytes}, false)
 		must(t, err)
 		if got := d.Port().ActiveMTU; got != tt.want || d.Name() != "soft0" {
 			t.Errorf("%d bytes: MTU %v of device %s, want %v", tt.bytes, got, d.Name(), tt.want)
@@ -100,20 +102,32 @@ func TestOpenDevice_soft(t *testing.T) {
 // share it. An agent of another directory may not.
 func TestOpenDevice_share(t *testing.T) {
 	dir, dev := t.TempDir(), config.Device{SoftAddress: freeLoopback()}
-	_, stop, err := openDevice(dir, "soft0", dev, true)
+	_, stop, err := openDevice(slog.New(slog.DiscardHandler), dir, "soft0", dev, true)
 	must(t, err)
 	for name, try := range map[string]struct {
 		dir   string
 		share bool
 	}{"another directory": {t.TempDir(), true}, "without share": {dir, false}} {
-		if _, stop, err := openDevice(try.dir, "soft0", dev, try.share); err == nil {
+		if _, stop, err := openDevice(slog.New(slog.DiscardHandler), try.dir, "soft0", dev, try.share); err == nil {
 			t.Errorf("%s: the device is open a second time", name)
 			must(t, stop())
 		}
 	}
-	_, second, err := openDevice(dir, "soft0", dev, true)
+	_, second, err := openDevice(slog.New(slog.DiscardHandler), dir, "soft0", dev, true)
 	must(t, err)
 	must(t, errors.Join(stop(), second()))
+}
+
+// TestSoftware_tooLarge: what the kernel refuses to send is in the log, with what to do.
+func TestSoftware_tooLarge(t *testing.T) {
+	var log logBuffer
+	cfg := software(slog.New(slog.NewTextHandler(&log, nil)), t.TempDir(), "soft0", freeLoopback(), 0, false)
+	cfg.TooLarge(soft.TooLarge{Peer: netip.MustParseAddr("192.0.2.7"), PacketBytes: 4156})
+	for _, want := range []string{"level=WARN", "soft.mtu", "device=soft0", "peer=192.0.2.7", "packetBytes=4156"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("no %s in the log: %s", want, &log)
+		}
+	}
 }
 
 // TestHardware: all that the configuration says of a device of the kernel comes to it.
@@ -138,7 +152,7 @@ func TestOpenDevice_fails(t *testing.T) {
 		{"kernel", config.Device{RDMA: "nowhere0"}, "nowhere0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d, stop, err := openDevice(t.TempDir(), "soft0", tt.cfg, false)
+			d, stop, err := openDevice(slog.New(slog.DiscardHandler), t.TempDir(), "soft0", tt.cfg, false)
 			if d != nil || stop != nil || err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("openDevice = %v, %v, want %q", d, err, tt.want)
 			}
@@ -155,7 +169,7 @@ func TestOpenDevice_interface(t *testing.T) {
 		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}, PeerName: "eth1-"}
 		must(t, netlink.LinkAdd(l))
 		open := func() (string, error) {
-			d, stop, err := openDevice(t.TempDir(), "soft0", config.Device{Interface: "eth1"}, false)
+			d, stop, err := openDevice(slog.New(slog.DiscardHandler), t.TempDir(), "soft0", config.Device{Interface: "eth1"}, false)
 			if err != nil {
 				return "", err
 			}

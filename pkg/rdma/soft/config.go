@@ -56,6 +56,15 @@ type Config struct {
 	// WindowPackets is the number of packets in flight of a queue pair;
 	// 0: rocev2.DefaultWindow.
 	WindowPackets int
+	// TooLarge, if given, is called when the kernel refuses to send a packet because it does not fit the
+	// interface that it leaves by: once in a minute at most, by one goroutine, which Close waits for.
+	TooLarge func(TooLarge)
+}
+
+// TooLarge is a packet that does not fit the interface. Its queue pair sends it again until its retries are used up.
+type TooLarge struct {
+	Peer        netip.Addr
+	PacketBytes int // with the IP header: the MTU that the interface should have
 }
 
 // Validate reports all that is wrong with c.

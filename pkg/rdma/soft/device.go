@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
@@ -25,7 +26,8 @@ type Device struct {
 	stats   counters
 	done    chan struct{}
 	wg      sync.WaitGroup
-	batches chan *batch // free ones
+	batches chan *batch   // free ones
+	refused chan TooLarge // to be told
 
 	link atomic.Pointer[LinkState]
 }
@@ -55,6 +57,7 @@ func Open(cfg Config) (*Device, error) {
 		share:   sharing,
 		done:    make(chan struct{}),
 		batches: make(chan *batch, freeBatches),
+		refused: make(chan TooLarge, 1),
 	}
 	d.watcher, _ = wire.(LinkWatcher)
 	state := LinkState{Up: true, MTUBytes: rocev2.MaxMTUBytes + packetOverhead}
@@ -67,8 +70,8 @@ func Open(cfg Config) (*Device, error) {
 	if s, ok := wire.(Spreader); ok {
 		s.Spread(d.startReceiver)
 	}
-	if d.watcher != nil {
-		d.wg.Go(d.followLink)
+	if d.watcher != nil || cfg.TooLarge != nil {
+		d.wg.Go(d.follow)
 	}
 	return d, nil
 }
@@ -179,14 +182,24 @@ func (d *Device) drawQPN(r *rand.Rand) rdma.QPN {
 	return d.inGeneration(rdma.QPN(r.Uint32()) & rdma.MaxQPN)
 }
 
-// followLink follows the link's changes.
-func (d *Device) followLink() {
+// follow follows the link's changes, and tells of packets that are too large.
+func (d *Device) follow() {
+	var changed <-chan struct{} // nil: never
+	if d.watcher != nil {
+		changed = d.watcher.LinkChanged()
+	}
+	var told time.Time
 	for {
 		select {
 		case <-d.done:
 			return
-		case <-d.watcher.LinkChanged():
+		case <-changed:
 			d.linkChanged()
+		case p := <-d.refused:
+			if now := time.Now(); d.cfg.TooLarge != nil && now.Sub(told) >= tellEvery {
+				told = now
+				d.cfg.TooLarge(p)
+			}
 		}
 	}
 }

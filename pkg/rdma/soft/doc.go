@@ -15,7 +15,7 @@
 //
 // A device has a receive goroutine for each of its receiving sockets, of which there are up to four
 // ([Config.Receivers]), and the kernel spreads queue pairs over them: see spread for how. It waits in the network
-// poller (in the midst of a stream it looks for more before that). There is one for timers, one for the link state, and one goroutine per open context
+// poller (in the midst of a stream it looks for more before that). There is one for timers, one for the link state and [Config.TooLarge], and one goroutine per open context
 // that delivers events. Each queue pair has an owner at every moment: a receiver, or
 // who posts and finds it free, and then transmits. Posting never blocks. Of a long response to a
 // READ, for which a peer asks with one packet, an owner sends a part; the timers' goroutine goes on, with
@@ -44,7 +44,10 @@
 // [Wire] moves datagrams. The usual one is a UDP socket of the network
 // namespace that the caller of [Open] was in; it stays there. Consecutive
 // packets of one size are one send with UDP_SEGMENT, and UDP_GRO gives them
-// back in one piece where the path allows.
+// back in one piece where the path allows. Packets are never fragmented: they have to fit the
+// interface that has the address or, with an address on loopback, each that is up, unless
+// [Config.MTU] says more. What the kernel refuses as too large is as if it was lost, and
+// [Config.TooLarge] is told.
 //
 // # Two devices on one address
 //

@@ -39,6 +39,9 @@ const (
 	// to a payload, rounded as verbs do when they derive a path MTU.
 	packetOverhead = 40 + 8 + rocev2.MaxHeaderLen + rocev2.ICRCLen
 
+	// tellEvery is the pause between two calls of Config.TooLarge: each repetition of a packet is refused, too.
+	tellEvery = time.Minute
+
 	// peerCache is the number of peers' addresses and ports whose ICRC state a receiver keeps
 	// at hand; more than that only cost time.
 	peerCache = 1 << peerBits

@@ -8,6 +8,8 @@ import (
 	"net"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
 
@@ -217,10 +219,35 @@ func (d *Device) send(b *batch) bool {
 			// No route, a neighbour that does not answer, a packet above the
 			// interface's MTU: as if it was lost on the way.
 			d.stats.txErrors.Add(1)
+			if errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.EINVAL) {
+				d.tellTooLarge(&b.msgs[b.sent], err)
+			}
 			b.sent++
 		}
 	}
 	return true
+}
+
+// tellTooLarge has Config.TooLarge called for a message. Of segments that are too large most kernels say EINVAL.
+func (d *Device) tellTooLarge(m *Message, err error) {
+	if errors.Is(err, unix.EINVAL) && m.SegmentBytes == 0 {
+		return
+	}
+	p := TooLarge{Peer: m.Peer.Addr(), PacketBytes: m.SegmentBytes}
+	if p.PacketBytes == 0 {
+		for _, b := range m.Bufs {
+			p.PacketBytes += len(b)
+		}
+	}
+	if p.Peer.Is4() {
+		p.PacketBytes += 20 + 8 // IPv4 and UDP
+	} else {
+		p.PacketBytes += 40 + 8
+	}
+	select {
+	case d.refused <- p:
+	default: // another one is to be told
+	}
 }
 
 // forget drops the messages that refer to memory which the machine does not lend any more, as if

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rocev2"
 )
@@ -418,4 +420,63 @@ func TestQP_acknowledgementOutlivesItsMessage(t *testing.T) {
 			t.Errorf("the NAK has ICRC %#x, want %#x", got, want)
 		}
 	})
+}
+
+// refusingWire refuses every message with an error.
+type refusingWire struct {
+	silentWire
+	err error
+}
+
+func (w *refusingWire) Send([]Message) (int, error) { return 0, w.err }
+
+// A packet that does not fit the interface is told of once in a minute, with its peer and size, and other errors are not.
+func TestDevice_tooLarge(t *testing.T) {
+	v4, v6 := netip.MustParseAddrPort("192.0.2.2:4791"), netip.MustParseAddrPort("[2001:db8::2]:4791")
+	pieces := [][]byte{make([]byte, 100), make([]byte, 28)}
+	for _, c := range []struct {
+		name string
+		msg  Message
+		err  error
+		want TooLarge // zero: nothing
+	}{
+		{"packet", Message{Peer: v4, Bufs: pieces}, unix.EMSGSIZE, TooLarge{v4.Addr(), 156}},
+		{"segments", Message{Peer: v4, Bufs: pieces, SegmentBytes: 64}, unix.EINVAL, TooLarge{v4.Addr(), 92}},
+		{"segments, newer kernel", Message{Peer: v6, Bufs: pieces, SegmentBytes: 64}, unix.EMSGSIZE, TooLarge{v6.Addr(), 112}},
+		{"invalid for another reason", Message{Peer: v4, Bufs: pieces}, unix.EINVAL, TooLarge{}},
+		{"no route", Message{Peer: v4, Bufs: pieces}, unix.ENETUNREACH, TooLarge{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var told []TooLarge
+				d, err := Open(Config{
+					Name: "refused", Addr: netip.MustParseAddr("192.0.2.1"), TooLarge: func(p TooLarge) { told = append(told, p) },
+					Wire: &refusingWire{silentWire{done: make(chan struct{})}, c.err},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				send := func() {
+					b := batch{made: 1}
+					b.msgs[0] = c.msg
+					if !d.send(&b) {
+						t.Error("what was refused waits")
+					}
+					synctest.Wait()
+				}
+				for range 3 {
+					send()
+				}
+				<-time.After(tellEvery)
+				send()
+				want := []TooLarge{c.want, c.want}
+				if c.want == (TooLarge{}) {
+					want = nil
+				}
+				if err := d.Close(); err != nil || !slices.Equal(told, want) {
+					t.Errorf("told %v, want %v; close: %v", told, want, err)
+				}
+			})
+		})
+	}
 }

@@ -292,6 +292,36 @@ func TestDevice_ignoresRouteMTU(t *testing.T) {
 	}
 }
 
+// TestDevice_tellsTooLarge: somebody lowers the MTU of an interface, and full packets of queue pairs that are connected do
+// not fit any more. The device says so.
+func TestDevice_tellsTooLarge(t *testing.T) {
+	v := newVethPair(t, 9000)
+	for name, at := range map[string][2]netip.Addr{"IPv4": {v.a4, v.b4}, "IPv6": {v.a6, v.b6}} {
+		for sends, n := range map[string]int{"segments": 300_000, "a packet": 4096} {
+			t.Run(name+" "+sends, func(t *testing.T) {
+				told := make(chan soft.TooLarge, 9)
+				a := active(t, v.a, soft.Config{Addr: at[0], TooLarge: func(p soft.TooLarge) { told <- p }})
+				b := active(t, v.b, soft.Config{Addr: at[1]})
+				awaitMTU(t, a, rdma.MTU4096)
+				x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
+				x.Send(t, x.Write(1, y, 0, 44)) // the way is known: another error might be the first
+				rdmatest.AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
+				run(t, "ip", "-n", v.a, "link", "set", "v0", "mtu", "1500")
+				defer run(t, "ip", "-n", v.a, "link", "set", "v0", "mtu", "9000")
+				x.Send(t, x.Write(2, y, 0, n))
+				select {
+				case p := <-told:
+					if p.Peer != at[1] || p.PacketBytes < 4096+12+rocev2.ICRCLen+28 || p.PacketBytes > 4200 {
+						t.Errorf("%+v", p)
+					}
+				case <-time.After(10 * time.Second):
+					t.Errorf("nothing was said, %+v", a.Stats())
+				}
+			})
+		}
+	}
+}
+
 // dissect has tshark look at frames.
 func dissect(t *testing.T, frames [][]byte) {
 	t.Helper()
