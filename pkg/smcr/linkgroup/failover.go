@@ -48,10 +48,17 @@ func (g *Group) loseLink(now time.Time, l *link, why llc.DeleteReason, f SetupFa
 		g.fail(f, err)
 		return
 	}
-	id := l.id
+	m := llc.DeleteLink{Link: l.id, Reason: why}
+	if l.state == linkDraining && l.deletion.Response {
+		m = l.deletion // the answer that a client owes the server, who knows that the link goes
+	}
 	g.leaveLink(now, l, err)
-	if g.state == Active {
-		g.requests.tellDeleted(g, llc.DeleteLink{Link: id, Reason: why})
+	switch {
+	case g.state != Active:
+	case m.Response:
+		g.side.dropped(g, m)
+	default:
+		g.requests.tellDeleted(g, m)
 		g.side.addIfUseful(g)
 	}
 }
