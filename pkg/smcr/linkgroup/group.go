@@ -297,7 +297,6 @@ func (g *Group) Terminate(now time.Time, reason llc.DeleteReason) {
 		g.last.owe(reason)
 		g.requests.add(exchange{kind: exchangeDeleteAll, deletion: llc.DeleteLink{Reason: reason}})
 		g.requests.start(g, now)
-		g.ending.becomeAsked(g.requests.via)
 	case Draining, Dead:
 	}
 }

@@ -251,6 +251,7 @@ func (q *requests) start(g *Group, now time.Time) {
 		case exchangeConfirmRKey, exchangeAskDelete:
 			q.sendRepeatedly(g, now, ResendInterval)
 		case exchangeDeleteAll:
+			g.ending.becomeAsked(q.via)
 			q.sendRepeatedly(g, now, DeleteAllInterval)
 		}
 	}
