@@ -21,7 +21,7 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 	l := &g.links.at[index]
 	isCDC := len(b) > 0 && b[0] == cdc.Type
 	if l.state <= linkWanted && (!isCDC || g.state != Active) {
-		g.Discarded++ // it was closed while the message was on its way here
+		g.handleLate(now, l, b)
 		return nil
 	}
 	l.heard = now
@@ -55,6 +55,19 @@ func (g *Group) HandleRecv(now time.Time, index LinkIndex, b []byte) error {
 		return err
 	}
 	return nil
+}
+
+// handleLate takes a message of a link that was closed while the message was on its way here. It means
+// nothing any more, but that the peer ends the group (C.7.1): that is answered over another link. Of a link that
+// was never ACTIVE nobody knows that its other end is the peer's.
+func (g *Group) handleLate(now time.Time, l *link, b []byte) {
+	parsed, err := llc.Parse(g.dialect, g.version, b)
+	m, ok := parsed.(llc.DeleteLink)
+	if err != nil || !ok || !m.All || m.Response || g.state == Forming || l.state != linkDown || l.born == 0 {
+		g.Discarded++
+		return
+	}
+	g.ending.handleDeleteAll(g, now, g.links.other(nil), m)
 }
 
 func (g *Group) handleCDC(now time.Time, l *link, b []byte) error {

@@ -105,6 +105,47 @@ func TestGroup_HandleRecv(t *testing.T) {
 	}
 }
 
+// RFC 7609 C.7.1: of what comes late over a link that was closed, only the end of the group counts. It is answered over
+// another link. Over a link that was never ACTIVE it may not be the peer that speaks.
+func TestGroup_endsByLateMessage(t *testing.T) {
+	all := llc.DeleteLink{All: true}
+	answer := llc.DeleteLink{Header: llc.Header{Response: true}, All: true}
+	closed := func(g *Group, l *link) { g.dropLink(l, nil) }
+	for _, c := range []struct {
+		name   string
+		before func(g *Group, l *link)
+		msg    []byte
+		ends   bool
+	}{
+		{"DELETE LINK for the group", closed, all.Append(nil), true},
+		{"an answer", closed, answer.Append(nil), false},
+		{"DELETE LINK for one link", closed, llc.DeleteLink{Link: 1}.Append(nil), false},
+		{"a cut message", closed, all.Append(nil)[:llc.Size-1], false},
+		{"of version 2", closed, llc.DeleteLink{Header: llc.Header{Version: llc.Version2}, All: true}.Append(nil), false},
+		{"the place is another link's", func(g *Group, l *link) {
+			g.dropLink(l, nil)
+			g.links.becomeWanted(l)
+		}, all.Append(nil), false},
+		{"the link was never ACTIVE", func(g *Group, l *link) {
+			g.dropLink(l, nil)
+			*l = link{index: l.index}
+			g.links.becomeForming(l, Endpoint{RNIC: 1})
+			g.closeLink(l)
+		}, all.Append(nil), false},
+	} {
+		for _, role := range []Role{Client, Server} {
+			g, other, l := pair(role)
+			c.before(g, l)
+			if err := g.HandleRecv(time.Unix(5, 0), l.index, c.msg); err != nil {
+				t.Errorf("%s, %v: %v", c.name, role, err)
+			}
+			if ends := g.State() == Draining; ends != c.ends || len(other.queue) > 0 != ends || g.Discarded > 0 == ends {
+				t.Errorf("%s, %v: group is %v, %d answers, %d messages discarded", c.name, role, g.State(), len(other.queue), g.Discarded)
+			}
+		}
+	}
+}
+
 // RFC 7609 A.3.8: the answer to TEST LINK has the user data of the request.
 func TestGroup_answersTestLink(t *testing.T) {
 	g, l := formed(Server)
