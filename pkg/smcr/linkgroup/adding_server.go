@@ -149,6 +149,7 @@ func (s *server) handleAddLink(g *Group, now time.Time, from *link, m llc.AddLin
 // on another link.
 func (s *server) handleHint(g *Group) {
 	if g.state == Active && s.clientHasAdded(g) {
+		g.growth.peerAllows()
 		g.adding.tryAgain()
 		return
 	}

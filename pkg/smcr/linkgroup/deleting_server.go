@@ -34,6 +34,9 @@ func (s *server) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 	case l.state == linkForming:
 		g.Discarded++
 	case g.changing():
+		if !g.isDeleting(m.Link) { // else it has said so before, and may have asked for a link since
+			g.growth.forbid(m.Reason, peersOperator)
+		}
 		g.requests.tellDeleted(g, m) // §3.5.5.3: after the exchange under way
 		if isUrgent(m) && g.adding.isWaitingFor(l) {
 			g.adding.abandon(g, now, m.Reason, false) // it goes on nowhere: the link was to carry it
@@ -59,6 +62,7 @@ func (s *server) deleteForClient(g *Group, now time.Time, l *link, m llc.DeleteL
 
 // addDeleted: the client has given the new link up.
 func (s *server) addDeleted(g *Group, now time.Time, _ *link, m llc.DeleteLink) {
+	g.growth.forbid(m.Reason, peersOperator)
 	g.adding.abandon(g, now, m.Reason, m.Orderly)
 }
 

@@ -36,6 +36,13 @@ func TestServer_deletesForClient(t *testing.T) {
 		{"while a link is added", llc.DeleteLink{Orderly: true}, func(g *Group, l *link) {
 			g.adding.becomeWanted(now, l)
 		}, linkActive, true, false, false},
+		{"an operator, while a link is added", llc.DeleteLink{Orderly: true, Reason: llc.DeleteOperator}, func(g *Group, l *link) {
+			g.adding.becomeWanted(now, l)
+		}, linkActive, true, false, true},
+		{"the same, and the client has asked for a link since", llc.DeleteLink{Orderly: true, Reason: llc.DeleteOperator}, func(g *Group, l *link) {
+			g.adding.becomeWanted(now, l)
+			g.requests.tellDeleted(g, llc.DeleteLink{Link: l.id, Orderly: true, Reason: llc.DeleteOperator})
+		}, linkActive, true, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g, other, l := pair(Server)
