@@ -132,10 +132,14 @@ func ParseAccept(b []byte) (Accept, error) {
 	}
 	var a Accept
 	a.parse(b, h)
-	return a, a.check(h)
+	if err := a.check(h); err != nil {
+		return a, err
+	}
+	return a, a.checkMTU(TypeAccept, a.FirstContact)
 }
 
-// ParseConfirm decodes a whole Confirm. Errors are as of [ParseAccept].
+// ParseConfirm decodes a whole Confirm. Errors are as of [ParseAccept], but a reserved MTU is
+// for [CheckConfirm] to find.
 func ParseConfirm(b []byte) (Confirm, error) {
 	h, err := parseEnvelope(b, TypeConfirm)
 	if err != nil {
@@ -212,16 +216,20 @@ func (e *Endpoint) parse(b []byte, h Header) {
 	}
 }
 
-// check finds values that a later version may define (RFC 7609 C.6). The MTU
-// counts at first contact only (A.2.3).
+// check finds values that a later version may define (RFC 7609 C.6), but the MTU.
 func (e *Endpoint) check(h Header) error {
 	// In version 1 the mode bits are reserved; an SMC-D message of version 1
 	// has another eye catcher.
 	if m := Mode(h.Flags & modeV1Mask); e.Version >= V2 && m != ModeR {
 		return declineErr(ReasonModeUnsupp, "%v chooses %v, we offer SMC-R", h.Type, m)
 	}
-	if e.FirstContact && !e.MTU.Valid() {
-		return declineErr(ReasonConfigErr, "%v has the reserved MTU value %d", h.Type, uint8(e.MTU))
+	return nil
+}
+
+// checkMTU finds a reserved MTU, which counts at first contact only (A.2.3).
+func (e *Endpoint) checkMTU(t Type, firstContact bool) error {
+	if firstContact && !e.MTU.Valid() {
+		return declineErr(ReasonConfigErr, "%v has the reserved MTU value %d", t, uint8(e.MTU))
 	}
 	return nil
 }

@@ -527,11 +527,13 @@ func TestServerScripts(t *testing.T) {
 // Linux sets the first contact bit in the Confirm, RFC 7609 A.2.4 has none:
 // in version 1 both are the same to us.
 func TestConfirmFirstContactBitTolerated(t *testing.T) {
-	for _, m := range []messages{firstV1(t), againV1(t)} {
-		want := script(t, true, m, "<proposal accept <confirm complete")
-		m.raw[TypeConfirm][7] ^= flagBit
-		if diff := cmp.Diff(want, script(t, true, m, "<proposal accept <confirm complete")); diff != "" {
-			t.Errorf("first contact %v (-want +got):\n%s", m.accept.FirstContact, diff)
+	for _, steps := range []string{"<proposal accept <confirm complete", "<proposal accept <confirm-mtu"} {
+		for _, m := range []messages{firstV1(t), againV1(t)} {
+			want := script(t, true, m, steps)
+			m.raw[TypeConfirm][7] ^= flagBit
+			if diff := cmp.Diff(want, script(t, true, m, steps)); diff != "" {
+				t.Errorf("first contact %v, %s (-want +got):\n%s", m.accept.FirstContact, steps, diff)
+			}
 		}
 	}
 }

@@ -130,6 +130,9 @@ func CheckConfirm(a Accept, c Confirm) error {
 	if (c.Version < V2) != (a.Version < V2) {
 		return parseErr(7, "Confirm of version %d answers an Accept of version %d", c.Version, a.Version)
 	}
+	if err := c.checkMTU(TypeConfirm, a.FirstContact); err != nil {
+		return err
+	}
 	if a.Version < V2 || !a.FirstContact {
 		return nil
 	}
