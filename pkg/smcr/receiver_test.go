@@ -35,6 +35,27 @@ func TestReceiver_spanEndsWhereTheRMBEWraps(t *testing.T) {
 	}
 }
 
+// RFC 7609 §4.4.1: an RMBE whose stream begins behind an eye catcher has it.
+func TestReceiver_negotiated(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		origin uint32
+		want   string
+	}{
+		{"RFC 7609", cdc.OriginRFC, "\xd9\xd4\xc2\xc5\x00\x00\x00\x00"},
+		{"Linux", cdc.OriginLinux, "\x00\x00\x00\x00\x00\x00\x00\x00"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var r receiver
+			r.init(&region{}, 0, make([]byte, 8), cdc.Ring{Size: 8})
+			r.negotiated(cdc.Ring{Size: 8, Origin: tc.origin})
+			if got := string(r.rmbe); got != tc.want {
+				t.Errorf("RMBE %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
 // The eye catcher is wiped, too: without one the next user's stream begins there.
 func TestReceiver_wipe(t *testing.T) {
 	const zeros = "\x00\x00\x00\x00\x00\x00\x00\x00"
