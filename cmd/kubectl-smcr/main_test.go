@@ -84,7 +84,7 @@ func TestCommands(t *testing.T) {
 		{name: "leave a node that is none", args: "leave node-z", code: exitUsage, err: "there is no node node-z"},
 		{name: "leave no node", args: "leave", code: exitUsage, err: "accepts 1 arg(s)"},
 		{name: "no such pod", args: "links --pod nobody", code: exitUsage, err: "there is no pod nobody in namespace shop"},
-		{name: "node and pod", args: "links --pod web-0 --node node-a", code: exitError, err: "node pod"},
+		{name: "node and pod", args: "links --pod web-0 --node node-a", code: exitUsage, err: "node pod"},
 		{name: "unknown command", args: "jump", code: exitUsage, err: `unknown command "jump"`},
 		{name: "unknown flag", args: "status --jump", code: exitUsage, err: "--jump"},
 		{name: "unknown output", args: "status -o yaml", code: exitUsage, err: `output "yaml": want table or json`},

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -51,8 +52,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return exitNot
 	}
 	fmt.Fprintf(stderr, "smcrctl: %s\n", cli.Line(err.Error()))
+	var refused *agentapi.RefusedError
 	switch {
-	case errors.As(err, new(cli.UsageError)):
+	case errors.As(err, new(cli.UsageError)), errors.As(err, &refused) && refused.HTTPStatus == http.StatusBadRequest:
 		return exitUsage
 	case errors.Is(err, agentapi.ErrNotRunning):
 		return exitNotRunning

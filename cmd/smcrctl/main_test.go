@@ -120,7 +120,7 @@ func TestCommands(t *testing.T) {
 		{"attachments", []string{"attachments"}, 0, []string{"network namespace is gone", "192.0.2.9:80", "ignored: attachment file"}},
 		{"explain yes", []string{"explain", "shop/web", "192.0.2.7:6379"}, 0, []string{"on SMC-R", "192.0.2.5:40000"}},
 		{"explain no", []string{"explain", "shop/web", "192.0.2.9:80"}, exitNot, []string{"plain TCP", "what to do", "run the agent there", "the peer: ", "Required: "}},
-		{"explain junk", []string{"explain", "shop/web", "x"}, exitError, []string{"refused: want ADDRESS:PORT"}},
+		{"explain junk", []string{"explain", "shop/web", "x"}, exitUsage, []string{"refused: want ADDRESS:PORT"}},
 		{"explain with one argument", []string{"explain", "x"}, exitUsage, []string{"accepts 2 arg(s)", "see smcrctl explain --help"}},
 		{"devices", []string{"devices"}, 0, []string{"USED BY THE AGENT", "soft0", "192.0.2.1", "FOR PODS", "0000:01:10.2", "shop/web", "mlx5_2", "192.0.2.8", "hardware verbs are not in this build of the agent", "problem: look for VFs: permission denied"}},
 		{"devices json", []string{"devices", "-o", "json"}, 0, []string{`"devices": [`, `"built": false`, `"name": "soft1"`, `"forPods": [`, `"pods": [`, `"problem": "look for VFs: permission denied"`}},

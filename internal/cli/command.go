@@ -18,7 +18,7 @@ type UsageError struct{ error }
 // Unwrap returns what is wrong.
 func (e UsageError) Unwrap() error { return e.error }
 
-// Strict makes root refuse unknown commands, flags and outputs with a UsageError. name is
+// Strict makes root refuse unknown commands, flags and outputs, and flags that exclude each other, with a UsageError. name is
 // the name of the program in messages, for example "kubectl smcr".
 func Strict(root *cobra.Command, name string, output *string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
@@ -32,7 +32,10 @@ func Strict(root *cobra.Command, name string, output *string) {
 		}
 		return nil
 	}
-	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if err := cmd.ValidateFlagGroups(); err != nil { // cobra does so later, and its error is not told from others
+			return UsageError{err}
+		}
 		if *output != "table" && *output != "json" {
 			return UsageError{fmt.Errorf("output %q: want table or json", *output)}
 		}

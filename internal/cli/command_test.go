@@ -25,6 +25,7 @@ func TestStrict(t *testing.T) {
 		{"other output", "show x -o yaml", true, `output "yaml": want table or json`},
 		{"unknown command", "shwo", true, `unknown command "shwo"; see prog --help`},
 		{"unknown flag", "show x --fast", true, "unknown flag: --fast"},
+		{"flags that exclude each other", "pick --this --that", true, "[that this] were all set"},
 		{"arguments", "show", true, "accepts 1 arg(s), received 0; see prog show --help"},
 		{"its own failure", "fail", false, "the machine is broken"},
 		{"help", "", false, "show"},
@@ -36,7 +37,12 @@ func TestStrict(t *testing.T) {
 			Strict(root, "prog", &output)
 			root.SetOut(&out)
 			root.SetErr(io.Discard)
+			pick := &cobra.Command{Use: "pick", RunE: func(*cobra.Command, []string) error { return nil }}
+			pick.Flags().Bool("this", false, "")
+			pick.Flags().Bool("that", false, "")
+			pick.MarkFlagsMutuallyExclusive("this", "that")
 			root.AddCommand(
+				pick,
 				&cobra.Command{Use: "show", Args: Args("prog", cobra.ExactArgs(1)), RunE: func(_ *cobra.Command, a []string) error {
 					return Show(&out, output, struct{ Name string }{a[0]}, func(w io.Writer, v struct{ Name string }) error {
 						_, err := fmt.Fprintln(w, v.Name, "as table")
