@@ -239,6 +239,7 @@ type preflight struct {
 		Name   string `json:"name"`
 		Result string `json:"result"`
 		Detail string `json:"detail,omitempty"`
+		Reason string `json:"reason,omitempty"`
 		Means  string `json:"means,omitempty"`
 		Advice string `json:"advice,omitempty"`
 	} `json:"checks"`

@@ -34,7 +34,7 @@ func server() *kubectltest.Server {
 		"conns": `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
 		"attachments": `{"attachments":[{"pod":"shop/web-0","state":"ready","netns":"/run/netns/a"},{"pod":"shop/other","state":"failed"}],
 			"bypasses":[{"pod":"shop/web-0","destination":"192.0.2.7:80"},{"pod":"shop/other","destination":"192.0.2.8:80"}]}`,
-		"preflight": `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","detail":"old","means":"no SMC-R","advice":"update"}]}`,
+		"preflight": `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","detail":"old","reason":"KernelTooOld","means":"no SMC-R","advice":"update"}]}`,
 	}
 	return &kubectltest.Server{
 		Objects: map[string]string{
@@ -85,6 +85,7 @@ func TestCommands(t *testing.T) {
 		{name: "leave no node", args: "leave", code: exitUsage, err: "accepts 1 arg(s)"},
 		{name: "no such pod", args: "links --pod nobody", code: exitUsage, err: "there is no pod nobody in namespace shop"},
 		{name: "node and pod", args: "links --pod web-0 --node node-a", code: exitUsage, err: "node pod"},
+		{name: "preflight as JSON", args: "preflight -o json", code: exitNot, out: `"reason": "KernelTooOld"`, isJSON: true},
 		{name: "unknown command", args: "jump", code: exitUsage, err: `unknown command "jump"`},
 		{name: "unknown flag", args: "status --jump", code: exitUsage, err: "--jump"},
 		{name: "unknown output", args: "status -o yaml", code: exitUsage, err: `output "yaml": want table or json`},
