@@ -271,8 +271,8 @@ SRC is [NAMESPACE/]NAME of a pod, pod/NAME, or its address. DST is an address,
 [svc/]SERVICE[.NAMESPACE], or a pod as pod/NAME, NAMESPACE/NAME or, of a
 StatefulSet, POD.SERVICE[.NAMESPACE]; PORT a number, or of a Service a name. Both
 may be deploy/NAME, sts/NAME and so on, which stand for their pods. Names without a
-namespace are in that of SRC. The exit code is 0 if they are on SMC-R, and 4 if
-not.`,
+namespace are in that of SRC. The exit code is 0 if they are on SMC-R, 4 if not,
+and 1 or 3 if that could not be found out.`,
 		Example: `  kubectl smcr explain shop/web-0 redis.shop:6379
   kubectl smcr explain pod/web-0 10.2.0.9:6379 -n shop
   kubectl smcr explain deploy/web redis-0.redis.shop:6379
@@ -290,7 +290,10 @@ not.`,
 			if err := cli.Show(o.out, o.output, answer, kubectl.PrintAnswer); err != nil {
 				return err
 			}
-			if !answer.Accelerated() {
+			switch {
+			case answer.Code == kubectl.CodeUnknown:
+				return answer.Source.Err
+			case !answer.Accelerated():
 				return errNot
 			}
 			return nil

@@ -21,12 +21,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// server is a cluster of one node with an agent and one pod.
+// server is a cluster of one node with an agent and two pods, one of which has no address yet, and of two pods of another node
+// without an agent.
 func server() *kubectltest.Server {
 	agent := `{"metadata":{"namespace":"kube-smcr","name":"agent-a","labels":{"app.kubernetes.io/part-of":"kube-smcr","app.kubernetes.io/component":"agent"}},
 		"spec":{"nodeName":"node-a","hostNetwork":true},"status":{"phase":"Running"}}`
 	web := `{"metadata":{"namespace":"shop","name":"web-0","annotations":{"smcr.io/enabled":"true"}},"spec":{"nodeName":"node-a"},
 		"status":{"phase":"Running","podIP":"10.1.0.5"}}`
+	far := `{"metadata":{"namespace":"shop","name":"far","annotations":{"smcr.io/enabled":"true"}},"spec":{"nodeName":"node-b"},
+		"status":{"phase":"Running","podIP":"10.2.0.5"}}`
 	answers := map[string]string{
 		"status": `{"node":"node-a","version":"v1","accelerating":true}`,
 		"links": `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"},
@@ -39,6 +42,9 @@ func server() *kubectltest.Server {
 	return &kubectltest.Server{
 		Objects: map[string]string{
 			"/api/v1/namespaces/kube-smcr/pods/agent-a": agent, "/api/v1/namespaces/shop/pods/web-0": web,
+			"/api/v1/namespaces/shop/pods/pulls":      strings.NewReplacer("web-0", "pulls", "Running", "Pending", "10.1.0.5", "").Replace(web),
+			"/api/v1/namespaces/shop/pods/far":        far,
+			"/api/v1/namespaces/shop/pods/far-kernel": strings.NewReplacer(`"far"`, `"far-kernel"`, `"true"`, `"true","smcr.io/status":"Enabled: KERNEL, no agent"`).Replace(far),
 		},
 		Exec: func(_ string, command []string) (string, string, int) {
 			switch {
@@ -48,6 +54,8 @@ func server() *kubectltest.Server {
 				return answers["preflight"], "", 4
 			case command[1] == "explain" && strings.Contains(command[3], ":80"):
 				return `{"verdict":"no policy selects it","code":"NO_POLICY"}`, "", 4
+			case command[1] == "explain" && strings.Contains(command[3], ":99"):
+				return "", "smcrctl: odd thing\n", 1
 			case command[1] == "explain":
 				return `{"verdict":"carried by SMC-R"}`, "", 0
 			}
@@ -77,15 +85,21 @@ func TestCommands(t *testing.T) {
 		{name: "attachments", args: "attachments", out: "shop/other"},
 		{name: "attachments of a pod", args: "attachments --pod web-0", out: "shop/web-0", not: "shop/other"},
 		{name: "preflight", args: "preflight", code: exitNot, out: "-> update"},
+		{name: "preflight as JSON", args: "preflight -o json", code: exitNot, out: `"reason": "KernelTooOld"`, isJSON: true},
 		{name: "on SMC-R", args: "explain web-0 203.0.113.9:443", out: "carried by SMC-R"},
 		{name: "not on SMC-R", args: "explain web-0 203.0.113.9:80", code: exitNot, out: "NO_POLICY"},
 		{name: "explain as JSON", args: "explain web-0 203.0.113.9:443 -o json", out: `"verdict": "carried by SMC-R"`, isJSON: true},
+		{name: "an agent that fails", args: "explain web-0 203.0.113.9:99", code: exitError, out: "not known", err: "ends with code 1: odd thing"},
+		{name: "no right to exec", args: "explain web-0 203.0.113.9:443", forbidden: "/exec", code: exitError, out: "not known", err: "agent-a/exec is forbidden"},
+		{name: "not known, as JSON", args: "explain web-0 203.0.113.9:99 -o json", code: exitError, out: `"code": "UNKNOWN"`, err: "odd thing", isJSON: true},
+		{name: "a pod without address", args: "explain pulls 203.0.113.9:443", code: exitError, out: "not known", err: "kubectl smcr: the pod is Pending"},
+		{name: "no agent on the pod's node", args: "explain far 203.0.113.9:443", code: exitNot, out: "NO_AGENT"},
+		{name: "no agent, of a pod whose kernel carries on", args: "explain far-kernel 203.0.113.9:443", code: exitNoAgent, out: "not known", err: "no kube-smcr agent runs there"},
 		{name: "no agent", args: "status --node node-b", code: exitNoAgent, err: "node node-b: no kube-smcr agent runs there"},
 		{name: "leave a node that is none", args: "leave node-z", code: exitUsage, err: "there is no node node-z"},
 		{name: "leave no node", args: "leave", code: exitUsage, err: "accepts 1 arg(s)"},
 		{name: "no such pod", args: "links --pod nobody", code: exitUsage, err: "there is no pod nobody in namespace shop"},
 		{name: "node and pod", args: "links --pod web-0 --node node-a", code: exitUsage, err: "node pod"},
-		{name: "preflight as JSON", args: "preflight -o json", code: exitNot, out: `"reason": "KernelTooOld"`, isJSON: true},
 		{name: "unknown command", args: "jump", code: exitUsage, err: `unknown command "jump"`},
 		{name: "unknown flag", args: "status --jump", code: exitUsage, err: "--jump"},
 		{name: "unknown output", args: "status -o yaml", code: exitUsage, err: `output "yaml": want table or json`},

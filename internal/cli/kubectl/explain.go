@@ -65,7 +65,12 @@ type Side struct {
 	// Answer is the agent's answer, and Error why there is none.
 	Answer *agentapi.Explanation `json:"answer,omitempty"`
 	Error  string                `json:"error,omitempty"`
+	// Err is Error, for errors.Is.
+	Err error `json:"-"`
 }
+
+// fail says why there is no answer.
+func (s *Side) fail(err error) { s.Err, s.Error = err, err.Error() }
 
 // Destination is the destination that was asked about, and what it was resolved to.
 type Destination struct {
@@ -226,21 +231,21 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	case !s.OptIn.Enabled && !s.OptIn.Unknown:
 		return s // the node's agent does not know the pod
 	case s.Node == "":
-		s.Error = fmt.Sprintf("the pod is %s and on no node yet", pod.Status.Phase)
+		s.fail(fmt.Errorf("the pod is %s and on no node yet", pod.Status.Phase))
 		return s
 	case !hasAddresses(pod):
-		s.Error = fmt.Sprintf("the pod is %s", pod.Status.Phase)
+		s.fail(fmt.Errorf("the pod is %s", pod.Status.Phase))
 		return s
 	}
 	agent, err := c.agent(ctx, s.Node)
 	if err != nil {
-		s.Error = err.Error()
+		s.fail(err)
 		return s
 	}
 	s.Agent = agent.Namespace + "/" + agent.Name
 	e, err := askJSON[agentapi.Explanation](ctx, c, agent, "explain", src, dst.String())
 	if err != nil {
-		s.Error = err.Error()
+		s.fail(err)
 		return s
 	}
 	if s.OptIn.HostNetwork && s.Status == "" && (e.Code == agentapi.CodeNotAttached || e.Code == agentapi.CodeOptedOut) {
@@ -285,7 +290,7 @@ func (a *Answer) judge(pod *corev1.Pod) {
 	case s.Answer == nil:
 		a.Code, a.Verdict = CodeUnknown, fmt.Sprintf("not known: %s", s.Error)
 		switch {
-		case !strings.Contains(s.Error, ErrNoAgent.Error()):
+		case !errors.Is(s.Err, ErrNoAgent):
 		case strings.HasPrefix(s.Status, v1alpha1.PodStatusKernel):
 			a.Verdict = "not known: the pod's kernel carries its connections on, and there is no agent to ask: " + s.Error
 		default:
