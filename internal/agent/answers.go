@@ -4,6 +4,7 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -178,11 +179,15 @@ func (v View) Conns() agentapi.Conns {
 	a := v.a
 	out := agentapi.Conns{APIVersion: agentapi.Version, Conns: []agentapi.Conn{}}
 	fs := a.sessions.list(nil)
-	for _, s := range fs[:min(len(fs), maxShownConns)] {
+	shown := min(len(fs), maxShownConns)
+	for _, s := range fs[:shown] {
 		out.Conns = append(out.Conns, s.info())
 	}
-	conns, err := a.kernelConns(maxShownConns-len(out.Conns), func(*pod) bool { return true })
+	conns, more, err := a.kernelConns(maxShownConns-shown, func(*pod) bool { return true })
 	out.Conns = append(out.Conns, conns...)
+	if more += len(fs) - shown; more > 0 {
+		err = errors.Join(err, fmt.Errorf("these are the first %d connections of the node; %d further ones are not shown", maxShownConns, more))
+	}
 	if err != nil {
 		out.Problem = err.Error()
 	}

@@ -394,15 +394,19 @@ func TestView_links(t *testing.T) {
 // TestView_conns: of very many sessions the oldest are shown.
 func TestView_conns(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
-	if got := (View{b.a}).Conns().Conns; got == nil || len(got) != 0 {
-		t.Errorf("%v, want an empty list", got)
+	if got := (View{b.a}).Conns(); got.Conns == nil || len(got.Conns) != 0 || got.Problem != "" {
+		t.Errorf("%+v, want an empty list", got)
 	}
 	for range maxShownConns + 10 {
 		b.a.sessions.add(&session{})
 	}
-	got := View{b.a}.Conns().Conns
+	all := View{b.a}.Conns()
+	got := all.Conns
 	if len(got) != maxShownConns || got[0].ID != 1 || got[len(got)-1].ID != maxShownConns {
 		t.Errorf("%d connections", len(got))
+	}
+	if !strings.Contains(all.Problem, "10 further ones are not shown") {
+		t.Errorf("problem %q, and 10 connections are not shown", all.Problem)
 	}
 }
 

@@ -60,8 +60,8 @@ func (linuxSMC) cookie(n podNet) (uint64, error) {
 var errNoCounters = errors.New("the kernel counts the connections of the node's network together")
 
 // kernelConns are the connections of pods on their kernel's SMC-R, and of those whose sockets are SMC's and that fell
-// back, most of them. The error says why some may be missing.
-func (a *agent) kernelConns(most int, of func(*pod) bool) (out []agentapi.Conn, err error) {
+// back: most of them at most, and how many more there are. The error says why some may be missing.
+func (a *agent) kernelConns(most int, of func(*pod) bool) (out []agentapi.Conn, more int, err error) {
 	var groups []smcnl.Group
 	asked := false
 	pods := a.manager.snapshot()
@@ -84,14 +84,13 @@ func (a *agent) kernelConns(most int, of func(*pod) bool) (out []agentapi.Conn, 
 			groups, gerr = a.cfg.smc.groups()
 			err = errors.Join(err, gerr)
 		}
-		for i := range conns {
-			if len(out) >= most {
-				return out, err
-			}
+		shown := min(len(conns), most-len(out))
+		for i := range conns[:shown] {
 			out = append(out, a.kernelConn(n, p, &conns[i], groups))
 		}
+		more += len(conns) - shown
 	}
-	return out, err
+	return out, more, err
 }
 
 // kernelConn is a connection of a pod's kernel.
@@ -333,13 +332,16 @@ func (k *kernelPath) used() bool {
 // kernelLive are the live connections of pods' kernels from one of the sources to a destination. Pods in the node's network have
 // the same addresses.
 func (a *agent) kernelLive(sources []netip.Addr, dst netip.AddrPort) ([]agentapi.Conn, error) {
-	all, err := a.kernelConns(maxShownConns, func(p *pod) bool {
+	all, more, err := a.kernelConns(maxShownConns, func(p *pod) bool {
 		return isHostPod(p.atts) || slices.ContainsFunc(p.atts, func(att cni.Attachment) bool {
 			return slices.ContainsFunc(att.Addresses(), func(ip netip.Prefix) bool {
 				return ip.Addr() == dst.Addr() || slices.Contains(sources, ip.Addr())
 			})
 		})
 	})
+	if more > 0 {
+		err = errors.Join(err, fmt.Errorf("of the connections of pods' kernels the first %d are looked at, and %d further ones are not", maxShownConns, more))
+	}
 	return slices.DeleteFunc(all, func(c agentapi.Conn) bool {
 		return c.Dest != dst || !slices.Contains(sources, c.Source.Addr())
 	}), err

@@ -354,19 +354,22 @@ func TestStateOfKernel(t *testing.T) {
 	}
 }
 
-// There are no more than asked for.
+// There are no more than asked for, and it is said how many are left out, of this pod and of the next.
 func TestKernelConns_most(t *testing.T) {
 	b, s := newKernelBench(t, kernelAll)
 	a := newBare(t, b).a
 	for i := range uint64(5) {
 		s.witness.all = map[uint64][]kernelpath.Conn{1: append(s.witness.all[1], kernelConn(i, smcnl.Server, "127.0.0.1:80", "198.51.100.1:40000"))}
 	}
-	b.kernel.add("/netns/a", 1)
-	n := value(b.kernel.open("/netns/a"))(t)
-	defer func() { must(t, n.close()) }()
-	a.manager.put("/netns/a", &pod{atts: []cni.Attachment{{}}, kernel: &kernelPod{net: n}})
-	got, err := a.kernelConns(3, func(*pod) bool { return true })
-	if err != nil || len(got) != 3 || slices.ContainsFunc(got, func(c agentapi.Conn) bool { return c.Pod == "" }) {
-		t.Errorf("%+v, %v", got, err)
+	s.witness.all[2] = s.witness.all[1][:2]
+	for name, id := range map[string]uint64{"/netns/a": 1, "/netns/b": 2} {
+		b.kernel.add(name, id)
+		n := value(b.kernel.open(name))(t)
+		defer func() { must(t, n.close()) }()
+		a.manager.put(name, &pod{atts: []cni.Attachment{{}}, kernel: &kernelPod{net: n}})
+	}
+	got, more, err := a.kernelConns(3, func(*pod) bool { return true })
+	if err != nil || len(got) != 3 || more != 4 || slices.ContainsFunc(got, func(c agentapi.Conn) bool { return c.Pod == "" }) {
+		t.Errorf("%+v, and %d more, want 4; %v", got, more, err)
 	}
 }
