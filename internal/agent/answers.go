@@ -208,7 +208,7 @@ func (v View) Attachments() agentapi.Attachments {
 		for _, att := range p.atts {
 			x := agentapi.Attachment{
 				ContainerID: att.ContainerID, Interface: att.IfName, Pod: podOf(att).String(), NetNS: att.NetNS,
-				Addresses: att.Addresses(), State: p.state.String(), Policies: []string{},
+				Addresses: append([]netip.Prefix{}, att.Addresses()...), State: p.state.String(), Policies: []string{},
 			}
 			for _, pol := range n.PoliciesFor(podOf(att)) {
 				x.Policies = append(x.Policies, pol.Name)

@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -407,6 +409,16 @@ func TestView_conns(t *testing.T) {
 	}
 	if !strings.Contains(all.Problem, "10 further ones are not shown") {
 		t.Errorf("problem %q, and 10 connections are not shown", all.Problem)
+	}
+}
+
+// TestView_attachmentsEmpty: a pod without addresses has an empty list of them.
+func TestView_attachmentsEmpty(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.manage(b.proxy("a").px, func(p *pod) { p.atts[0].IPs = nil })
+	got := value(json.Marshal(View{b.a}.Attachments()))(t)
+	if !bytes.Contains(got, []byte(`"addresses":[]`)) || bytes.Contains(got, []byte("null")) {
+		t.Errorf("%s", got)
 	}
 }
 
