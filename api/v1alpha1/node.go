@@ -77,7 +77,7 @@ type SMCRNodeStatus struct {
 	// +optional
 	PodDeviceSummary string `json:"podDeviceSummary,omitempty"`
 	// podDevices are the devices that pods can have for themselves: VFs, and other
-	// RDMA devices. At most 256; smcrctl devices on the node lists all.
+	// RDMA devices. At most 256; smcrctl devices in the agent's pod lists all.
 	// +optional
 	// +listType=map
 	// +listMapKey=id
@@ -268,7 +268,7 @@ type NodeWire struct {
 	// +kubebuilder:validation:MaxLength=1024
 	Detail string `json:"detail,omitempty"`
 	// droppedPackets counts the RoCE packets that the filter dropped since the agent
-	// started. smcrctl status on the node counts them by reason.
+	// started. kubectl smcr status counts them by reason.
 	// +optional
 	DroppedPackets int64 `json:"droppedPackets"`
 }
