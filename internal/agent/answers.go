@@ -74,7 +74,7 @@ func (v View) Status() agentapi.Status {
 		}
 	}
 	if a.holds.err != nil {
-		s.Problems = append(s.Problems, fmt.Sprintf("node.holdSYNs, but SYNs cannot be held, so connect() of pods' programs succeeds before their destination answers: %v", a.holds.err))
+		s.Problems = append(s.Problems, fmt.Sprintf("%s is true, but SYNs cannot be held, so connect() of pods' programs succeeds before their destination answers: %v", setting("holdSYNs", n), a.holds.err))
 	}
 	if text := wireProblem(s.Wire); text != "" {
 		s.Problems = append(s.Problems, text)
@@ -89,7 +89,7 @@ func (v View) Status() agentapi.Status {
 		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections or has rules for the owner or the mark of packets, so nothing is on SMC-R there: see attachments", g.meshed))
 	}
 	if g.unheld > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods SYNs are not held although node.holdSYNs is on: see attachments", g.unheld))
+		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods SYNs are not held although %s is true: see attachments", g.unheld, setting("holdSYNs", n)))
 	}
 	if g.failed > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("%d pods could not be set up: see attachments", g.failed))
@@ -445,7 +445,8 @@ func (v View) Explain(source, destination string) (agentapi.Explanation, error) 
 	p := a.verdict(&e, src, isOurs, sources, dst)
 	e.Advice = e.Code.Advice()
 	if n := a.wire.info().Dropped[linux.WireUnknownSource.String()]; n > 0 && isNotConfirmed(e.Code) {
-		e.Advice = fmt.Sprintf("this agent dropped %d RoCE packets of addresses of no node and no peer: if the peer sends from such a one, add it to node.wire.peers; else %s", n, e.Advice)
+		e.Advice = fmt.Sprintf("this agent dropped %d RoCE packets of addresses of no node and no peer: if the peer sends from such a one, add it to %s; else %s",
+			n, setting("wire.peers", a.node.Load()), e.Advice)
 	}
 	if p == nil || p.proxy == nil {
 		return e, nil

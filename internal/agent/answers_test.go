@@ -150,6 +150,30 @@ func TestView_explainDropped(t *testing.T) {
 	}
 }
 
+// TestView_explainDropped_where: the setting that lets strangers send is named as whoever reads the answer finds it.
+func TestView_explainDropped_where(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	p := b.proxy("a")
+	b.manage(p.px, nil)
+	b.a.wire.drops = linux.WireDrops{linux.WireUnknownSource: 52}
+	p.px.record(p.live(t, "192.0.2.9:80"), "TCP", fallback{code: "TIMEOUT_CL"})
+	inFile := *b.a.node.Load()
+	inCluster := inFile
+	inCluster.Pods = map[config.PodName]config.PodConfig{{Namespace: "test", Name: "a"}: {Policies: inFile.Policies}}
+	for _, tt := range []struct {
+		node *config.Node
+		want string
+	}{
+		{&inFile, "add it to node.wire.peers of the agent's configuration file; else check that UDP"},
+		{&inCluster, "add it to agent.wire.peers of the chart; else check that UDP"},
+	} {
+		b.a.node.Store(tt.node)
+		if e := value(View{b.a}.Explain("test/a", "192.0.2.9:80"))(t); !strings.Contains(e.Advice, tt.want) {
+			t.Errorf("advice %q, want %q", e.Advice, tt.want)
+		}
+	}
+}
+
 // TestView_explainPausedRequired: connections for which a policy requires SMC-R are diverted in spite of a
 // pause.
 func TestView_explainPausedRequired(t *testing.T) {

@@ -114,7 +114,7 @@ func (a *agent) unableWith(set *rnics.Set) unable {
 	if set.Own() {
 		code = agentapi.CodePodDevice
 	} else if len(all) == 0 {
-		why = errors.New("the node has no RDMA device for all pods (node.devices is empty), and the pod has none for itself")
+		why = errors.New("the node has no RDMA device for all pods (its setting devices is empty), and the pod has none for itself")
 	}
 	for _, d := range slices.Backward(all) {
 		if d.Open != nil {

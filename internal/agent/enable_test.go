@@ -327,7 +327,7 @@ func TestUnableWith(t *testing.T) {
 			{"first missing", "rxe0", []string{"rxe0", "rxe1"}, "", ""},
 			{"last missing", "rxe1", []string{"rxe0", "rxe1"}, "", ""},
 			{"both missing", "rxe0 rxe1", []string{"rxe0", "rxe1"}, "NOSMCDEV", "rxe0 is not there"},
-			{"none wanted", "", nil, "NOSMCDEV", "node.devices is empty"},
+			{"none wanted", "", nil, "NOSMCDEV", "setting devices is empty"},
 		} {
 			b := begin(t, tt.missing, tt.devices...)
 			t.Log(tt.name)

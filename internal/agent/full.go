@@ -94,8 +94,13 @@ func (px *proxy) fullBudget(code agentapi.Code, detail string, n *config.Node, p
 
 // field is where the agents' configuration has a budget.
 func field(whose, name string, n *config.Node) string {
+	return setting(fmt.Sprintf("budgets.%s.%s", whose, name), n)
+}
+
+// setting is where a setting of the agents is: the chart has it by the same name as the file has it of the node.
+func setting(name string, n *config.Node) string {
 	if n.InCluster() {
-		return fmt.Sprintf("agent.budgets.%s.%s of the chart", whose, name)
+		return fmt.Sprintf("agent.%s of the chart", name)
 	}
-	return fmt.Sprintf("node.budgets.%s.%s of the agent's configuration file", whose, name)
+	return fmt.Sprintf("node.%s of the agent's configuration file", name)
 }

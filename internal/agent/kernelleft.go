@@ -44,7 +44,7 @@ func noPins(err error) bool {
 }
 
 // errVersion1 is why no pod is on its kernel's SMC-R on a node where the operator wants version 1.
-var errVersion1 = errors.New("the kernel's SMC-R uses version 2, and node.versions is v1")
+var errVersion1 = errors.New("the kernel's SMC-R uses version 2, and the setting versions of the agent is v1")
 
 // isInherited tells whether an earlier agent may have left a pod, which this one has not looked at yet, on its kernel's SMC-R.
 func (m *manager) isInherited(p *pod) bool {

@@ -625,6 +625,6 @@ func fitFiles(b config.Budget, files uint64) (_ config.Budget, less string) {
 	for _, n := range []*int{&fit.Conns, &fit.Relays, &fit.Pending} {
 		*n = max(1, int(int64(*n)*int64(most)/int64(want)))
 	}
-	return fit, fmt.Sprintf("the agent may open %d files, which is too few for what node.budgets.node allows: it carries at most %d of %d connections on SMC-R, %d of %d relays and %d of %d pending ones: raise the limit (LimitNOFILE of systemd, or of the container runtime), or lower the budget",
+	return fit, fmt.Sprintf("the agent may open %d files, which is too few for what its setting budgets.node allows: it carries at most %d of %d connections on SMC-R, %d of %d relays and %d of %d pending ones: raise the limit (LimitNOFILE of systemd, or of the container runtime), or lower the budget",
 		files, fit.Conns, b.Conns, fit.Relays, b.Relays, fit.Pending, b.Pending)
 }

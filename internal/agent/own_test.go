@@ -341,7 +341,7 @@ func TestRun_onlyOwnDevices(t *testing.T) {
 	o.cfg.Node.Devices = nil
 	o.attach("b", 2)
 	o.start()
-	if s := o.status(); s.Accelerating || s.UnableCode != "NOSMCDEV" || !strings.Contains(s.Unable, "node.devices is empty") {
+	if s := o.status(); s.Accelerating || s.UnableCode != "NOSMCDEV" || !strings.Contains(s.Unable, "setting devices is empty") {
 		t.Errorf("status %+v", s)
 	}
 	o.kernel.add("/netns/a", 1)

@@ -133,12 +133,12 @@ type wirePlan struct {
 
 // planWire says what the configuration and the devices call for.
 func (a *agent) planWire() wirePlan {
-	w := &a.node.Load().Wire
-	inCluster := a.node.Load().InCluster()
+	n := a.node.Load()
+	w, inCluster := &n.Wire, n.InCluster()
 	cfg := linux.WireConfig{
 		Peers: w.Peers, Nodes: slices.Clone(w.Nodes), Interfaces: slices.Clone(w.Interfaces), UID: uint32(os.Geteuid()),
 	}
-	missing := len(a.rnics.Node().States()) < len(a.node.Load().Devices)
+	missing := len(a.rnics.Node().States()) < len(n.Devices)
 	for _, d := range a.rnics.All() {
 		missing = missing || d.Open == nil
 		addr, netdev := addressOf(d.Open)
@@ -159,7 +159,7 @@ func (a *agent) planWire() wirePlan {
 	case len(cfg.Own) == 0:
 		return wirePlan{keep: missing}
 	case !w.Filter:
-		return wirePlan{state: agentapi.WireOpen, detail: "node.wire.filter is false"}
+		return wirePlan{state: agentapi.WireOpen, detail: setting("wire.filter", n) + " is false"}
 	case inCluster && !w.NodesKnown:
 		return wirePlan{state: agentapi.WirePending, detail: "the other nodes are not known yet; a filter that the agent before this one left stays in force"}
 	case !inCluster && len(w.Peers) == 0:

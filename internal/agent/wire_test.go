@@ -210,6 +210,7 @@ func TestWire_plan(t *testing.T) {
 			Own: addrs("192.0.2.1"), Peers: peers, Interfaces: []string{"eth1"},
 		}},
 		{name: "not filtered", wire: config.Wire{Peers: peers}, want: agentapi.WireOpen},
+		{name: "not filtered in a cluster", wire: config.Wire{NodesKnown: true}, cluster: true, want: agentapi.WireOpen},
 		{name: "nodes not known yet", wire: config.Wire{Filter: true, Peers: peers}, cluster: true, want: agentapi.WirePending},
 		{name: "no other node", wire: config.Wire{Filter: true, NodesKnown: true}, cluster: true, want: agentapi.WireFiltered, cfg: linux.WireConfig{
 			Own: addrs("192.0.2.1"), Interfaces: []string{"eth1"},
@@ -241,6 +242,9 @@ func TestWire_plan(t *testing.T) {
 			a.node.Store(n)
 			a.rnics = devicesOf(t, tt.dev, tt.inPod)
 			p := a.planWire()
+			if strings.Contains(p.detail, "node.") == tt.cluster && !tt.wire.Filter {
+				t.Errorf("in a cluster: %v, detail %q", tt.cluster, p.detail)
+			}
 			if p.state != tt.want || (p.detail == "") != (tt.want == agentapi.WireFiltered || tt.want == agentapi.WireNone) {
 				t.Errorf("state %q, detail %q, want %q", p.state, p.detail, tt.want)
 			}

@@ -111,19 +111,19 @@ func (c Code) describe() (text, advice string) {
 	case CodeNoOption:
 		return "this node lacks what SMC-R needs (writing its TCP option, or diverting connections), so everything is plain TCP", "run smcrctl preflight as root: it says which kernel feature or privilege is missing"
 	case CodeBudgetConns:
-		return "the connection budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or narrow the policies"
+		return "the connection budget of the pod or the node is used up", "raise the agents' setting budgets, or budget of the SMCRPolicy, or narrow the policies"
 	case CodeBudgetMemory:
-		return "the memory budget of the pod or the node is used up", "raise node.budgets, or budget of the SMCRPolicy, or use smaller rmbe and sendBuffer (buffers in the SMCRPolicy)"
+		return "the memory budget of the pod or the node is used up", "raise the agents' setting budgets, or budget of the SMCRPolicy, or use smaller rmbe and sendBuffer (buffers in the SMCRPolicy)"
 	case CodeQueuePairs:
 		return "the queue pairs of the node's RDMA device are used up, or what is left of them is kept for other pods", "each link group takes one for each of its links (kubectl get smcrlinks): let fewer peers connect to the pod, give the pod an RDMA device of its own, or set linkRedundancy: Single in the SMCRPolicy"
 	case CodeBudgetRelays:
-		return "the agent carries nearly as many connections as plain TCP as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise relays of node.budgets; new connections are diverted again when old ones end"
+		return "the agent carries nearly as many connections as plain TCP as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise relays of the agents' setting budgets; new connections are diverted again when old ones end"
 	case CodeBudgetPending:
-		return "so many connections are being set up, with destinations or peers that do not answer, that new ones go directly", "find out who opens connections and sends nothing, or raise pending of node.budgets; new connections are diverted again when these are set up or given up"
+		return "so many connections are being set up, with destinations or peers that do not answer, that new ones go directly", "find out who opens connections and sends nothing, or raise pending of the agents' setting budgets; new connections are diverted again when these are set up or given up"
 	case CodeBudgetSockets:
-		return "the kernel may need nearly as much memory for the sockets of the pod's connections as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise sockets of node.budgets; new connections are diverted again when old ones end"
+		return "the kernel may need nearly as much memory for the sockets of the pod's connections as the budget of the pod or the node allows, so new ones go directly", "narrow the policies to peers that have SMC-R, or raise sockets of the agents' setting budgets; new connections are diverted again when old ones end"
 	case CodeBudgetSource:
-		return "the client has so many connections to the pod that are plain TCP or being set up that its new ones go directly", "find out why the client's connections are not on SMC-R, or raise relays and pending of node.budgets; its new connections are diverted again when old ones end"
+		return "the client has so many connections to the pod that are plain TCP or being set up that its new ones go directly", "find out why the client's connections are not on SMC-R, or raise relays and pending of the agents' setting budgets; its new connections are diverted again when old ones end"
 	case CodeConnect, CodeApplication, CodeBacklog, CodeRendezvous, CodeLate, CodeUndiverted:
 		return c.describeSetUp()
 	case CodeRequired, CodePolicyChange, CodeDraining, CodeGroupLost:
@@ -182,7 +182,7 @@ func adviceFor(r clc.Reason) string {
 	case clc.ReasonMem:
 		return "raise the budgets of the side that declined"
 	case clc.ReasonDiffPrefix:
-		return "use version 2 on both sides (node.versions: both, which is the default), or put both pods' interfaces into one IP subnet"
+		return "use version 2 on both sides (the agents' setting versions: both, which is the default), or put both pods' interfaces into one IP subnet"
 	case clc.ReasonTimeoutCL, clc.ReasonTimeoutAL:
 		return "check that UDP port 4791 passes between the nodes' RDMA addresses, and in smcrctl status of both nodes that no agent drops it"
 	case clc.ReasonNoRoute:
@@ -190,25 +190,25 @@ func adviceFor(r clc.Reason) string {
 	case clc.ReasonNoIndirect:
 		return "correct the routes between the nodes' RDMA addresses: one side sends through a router, the other does not (ip route get PEER from OWN)"
 	case clc.ReasonNoUEID:
-		return "give both sides an enterprise ID in common: node.eids of the agents, smcr ueid add on a Linux peer"
+		return "give both sides an enterprise ID in common: the agents' setting eids, smcr ueid add on a Linux peer"
 	case clc.ReasonReleaseErr:
-		return "the peer answered with another release of version 2 than the one agreed on: update the peer, or set node.versions to v1"
+		return "the peer answered with another release of version 2 than the one agreed on: update the peer, or let the agents' setting versions be v1"
 	case clc.ReasonMaxConnErr:
-		return "the peer's limit of connections per link group is below 16, or the peer does not keep to the agreed limit: raise the peer's limit (on Linux net.smc.smcr_max_conns_per_lgr), or set node.versions to v1"
+		return "the peer's limit of connections per link group is below 16, or the peer does not keep to the agreed limit: raise the peer's limit (on Linux net.smc.smcr_max_conns_per_lgr), or let the agents' setting versions be v1"
 	case clc.ReasonMaxLinkErr:
-		return "the peer's limit of links per link group is 0, or the peer does not keep to the agreed limit: raise the peer's limit (on Linux net.smc.smcr_max_links_per_lgr), or set node.versions to v1"
+		return "the peer's limit of links per link group is 0, or the peer does not keep to the agreed limit: raise the peer's limit (on Linux net.smc.smcr_max_links_per_lgr), or let the agents' setting versions be v1"
 	case clc.ReasonNoDev, clc.ReasonNoDevR:
 		return "check the RDMA device of the side that declined: smcrctl preflight"
 	case clc.ReasonRMBEEC:
-		return "set node.dialects to both"
+		return "let the agents' setting dialects be both"
 	case clc.ReasonConfigErr:
 		return "the peer's configuration does not allow SMC-R for this connection: run smcrctl explain on the peer's node"
 	case clc.ReasonVersMismat:
-		return "set node.versions so that both sides have a version of SMC-R in common"
+		return "choose the agents' setting versions so that both sides have a version of SMC-R in common"
 	case clc.ReasonModeUnsupp:
-		return "the peer offers only another kind of SMC, or a version that node.versions does not allow"
+		return "the peer offers only another kind of SMC, or a version that the agents' setting versions does not allow"
 	case clc.ReasonNoV2Ext:
-		return "the peer's message lacks what version 2 requires: update the peer, or set node.versions to v1"
+		return "the peer's message lacks what version 2 requires: update the peer, or let the agents' setting versions be v1"
 	case clc.ReasonPeerDecl, clc.ReasonInternal, clc.ReasonErrRToken, clc.ReasonErrReadyLnk, clc.ReasonErrRegBuf:
 		return "look at the log of the side that declined"
 	case clc.ReasonIPSec:

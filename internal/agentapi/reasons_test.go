@@ -31,6 +31,18 @@ func TestCodes_haveTexts(t *testing.T) {
 	}
 }
 
+// TestCodes_advice: a setting of the agents is called neither as in their configuration file nor as in the chart, which have it in
+// different places: who reads the advice has one of the two.
+func TestCodes_advice(t *testing.T) {
+	for _, c := range Codes() {
+		for _, place := range []string{" node.", "(node.", "agent."} {
+			if strings.Contains(c.Advice(), place) {
+				t.Errorf("%s: %q has %q", c, c.Advice(), place)
+			}
+		}
+	}
+}
+
 // TestCodes_ofMismatches: the code of each mismatch is one of those that have a text.
 func TestCodes_ofMismatches(t *testing.T) {
 	for m, want := range map[config.Mismatch]Code{

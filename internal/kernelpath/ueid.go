@@ -70,7 +70,7 @@ func addUEIDs(t ueidTable, ids []string, record string) error {
 		switch {
 		case err == nil, errors.Is(err, unix.EEXIST):
 		case errors.Is(err, unix.ERANGE):
-			return fmt.Errorf("give the kernel enterprise ID %s: it has room for %d, and has %q; name one of these in node.eids on all nodes, or remove one (smcd ueid): %w", id, maxUEIDs, have, err)
+			return fmt.Errorf("give the kernel enterprise ID %s: it has room for %d, and has %q; name one of these in the setting eids of all agents, or remove one (smcd ueid): %w", id, maxUEIDs, have, err)
 		default:
 			return fmt.Errorf("give the kernel enterprise ID %s, besides %q: %w", id, have, err)
 		}

@@ -148,10 +148,10 @@ func (m Machine) rdma() Check {
 		return c
 	case len(inv.Devices) == 0 && m.use != nil && m.use.Hardware:
 		c.Result, c.Detail = Warn, "none, and one is configured"
-		c.Advice = "install the RNIC's driver and check rdma link, or use the software device (soft in node.devices)"
+		c.Advice = "install the RNIC's driver and check rdma link, or use the software device (soft in the setting devices)"
 		return c
 	case len(inv.Devices) == 0:
-		c.Detail = "none: the software device (soft in node.devices) needs none"
+		c.Detail = "none: the software device (soft in the setting devices) needs none"
 		return c
 	}
 	var texts []string

@@ -148,7 +148,7 @@ func means(name string) string {
 	case nameReject:
 		return "whoever in a pod connects to the agent's own ports there waits in vain instead of being refused; all else works"
 	case nameQueue:
-		return "node.holdSYNs has no effect: connect() of pods' programs succeeds before their destination answers, and what turns out to be plain TCP passes the agent"
+		return "the setting holdSYNs has no effect: connect() of pods' programs succeeds before their destination answers, and what turns out to be plain TCP passes the agent"
 	case nameWire:
 		return "links work, but their packets are not told from those of strangers, or by the devices' interfaces only"
 	case nameRDMA, nameVerbs:

@@ -120,7 +120,7 @@ func TestExamine(t *testing.T) {
 		{"no RDMA, and it is configured", func(m *Machine) {
 			m.devices = func() ([]verbs.Info, error) { return nil, nil }
 			*m = m.For(Use{Hardware: true})
-		}, "RDMA devices", Warn, "none, and one is configured", "soft in node.devices"},
+		}, "RDMA devices", Warn, "none, and one is configured", "soft in the setting devices"},
 		{"RDMA that is not used", func(m *Machine) {
 			m.devices = func() ([]verbs.Info, error) { return []verbs.Info{card("DOWN")}, nil }
 			m.verbs = func() Verbs { return Verbs{Detail: "hardware verbs are not in this build"} }

@@ -270,6 +270,9 @@ func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
 	return is(metav1.ConditionTrue, reasonAccelerating, "connections of the opted-in pods can be on SMC-R")
 }
 
+// nameDevice is what to do about an agent without devices.
+const nameDevice = "name one in agent.devices of the chart, or in agent.devicesOfNode if that has the node"
+
 // nodeLack is why the agent itself can carry no connection over SMC-R, as a condition's reason and in words, and what to do. The
 // reason is "" if it can.
 func nodeLack(s *Snapshot, up int) (reason, why, advice string) {
@@ -282,7 +285,7 @@ func nodeLack(s *Snapshot, up int) (reason, why, advice string) {
 		return reason, s.Status.Unable, "see status.capabilities for what is missing"
 	case podsHaveDevices(s):
 	case len(s.Status.Devices) == 0:
-		return reasonNoDevices, "the agent has no RDMA device", "name one in node.devices of the agent's configuration"
+		return reasonNoDevices, "the agent has no RDMA device", nameDevice
 	case up == 0:
 		return reasonNoActiveDevice, "no port of the RDMA devices is up", "see the condition DevicesHealthy"
 	}
@@ -305,7 +308,7 @@ func nodeDevices(s *Snapshot) metav1.Condition {
 		return condition(v1alpha1.ConditionDevicesHealthy, status, reason, message)
 	}
 	if len(s.Status.Devices) == 0 && len(s.PodDevices) == 0 {
-		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device: name one in node.devices of its configuration")
+		return is(metav1.ConditionFalse, reasonNoDevices, "the agent has no RDMA device: "+nameDevice)
 	}
 	var down, missing []string
 	note := func(d *agentapi.Device, name string) {

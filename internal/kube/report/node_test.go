@@ -38,7 +38,7 @@ func TestNodeStatus_conditions(t *testing.T) {
 		},
 		{
 			"no RDMA", func(s *Snapshot) { s.Status.Devices = nil },
-			"Accelerating=False/NoDevices DevicesHealthy=False/NoDevices", "node.devices",
+			"Accelerating=False/NoDevices DevicesHealthy=False/NoDevices", "name one in agent.devices of the chart",
 		},
 		{
 			"no RDMA, a pod on its kernel's SMC-R", func(s *Snapshot) {
