@@ -204,6 +204,10 @@ type DeviceAttr struct {
 	// that it refuses it may have what came before the first byte without right. Without it
 	// nothing of such a WRITE is placed.
 	PartialWrites bool
+	// ReadSinkWrite says that a READ fills only memory of a region that has RemoteWrite, too: the key goes to the peer, which
+	// writes there (iWARP, RFC 5040 §5.2.1). So the region is best one of its own, of what is to be filled. Without it LocalWrite is enough,
+	// and the peer learns no key.
+	ReadSinkWrite bool
 
 	// What IBTA asks for and not every driver does.
 

@@ -318,7 +318,7 @@ type SendWR struct {
 	ID         uint64 // returned in WC.ID
 	Op         Opcode // OpSend, OpWrite, OpWriteImm, OpRead
 	Flags      SendFlags
-	SGL        []SGE  // gathered; for OpRead one entry to be filled
+	SGL        []SGE  // gathered; for OpRead one entry to be filled, of a region as DeviceAttr.ReadSinkWrite says
 	Inline     []byte // the payload instead of SGL, with SendInline
 	Imm        uint32 // OpWriteImm, or SendImm
 	RemoteAddr uint64 // OpWrite, OpWriteImm, OpRead

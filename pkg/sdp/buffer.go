@@ -92,8 +92,9 @@ func (e *endpoint) forgetClosed() {
 	e.tidyAt = 2 * len(e.buffers)
 }
 
-// take begins a transfer of n bytes at off, and returns the buffer's region in a connection's domain.
-func (b *Buffer) take(c *Conn, off, n int) (rdma.MR, error) {
+// take begins a transfer of n bytes at off, and returns the buffer's region in a connection's domain; nil for a
+// transfer that has one of its own.
+func (b *Buffer) take(c *Conn, off, n int, own bool) (rdma.MR, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -103,7 +104,10 @@ func (b *Buffer) take(c *Conn, off, n int) (rdma.MR, error) {
 		return nil, fmt.Errorf("%d bytes at %d of a buffer of %d: %w", n, off, b.size, rdma.ErrInvalid)
 	}
 	r := b.regions[c]
-	if r == nil {
+	switch {
+	case own:
+		r = nil
+	case r == nil:
 		var err error
 		if r, err = c.ep.pd.RegMR(b.mr, 0, 0, rdma.LocalWrite); err != nil {
 			return nil, fmt.Errorf("register buffer: %w", err)
@@ -134,8 +138,8 @@ func (b *Buffer) forget(c *Conn) error {
 	return r.Close()
 }
 
-// advertise makes a region of a stretch with one right for the peer.
-func (b *Buffer) advertise(c *Conn, off, n int, a rdma.Access) (rdma.MR, error) {
+// open makes a region of a stretch with one right for the peer.
+func (b *Buffer) open(c *Conn, off, n int, a rdma.Access) (rdma.MR, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mr == nil {

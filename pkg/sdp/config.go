@@ -155,4 +155,5 @@ func (nowhere) AdvertiseStream(uint64, uint32) (rdma.RKey, uint64, error) {
 func (nowhere) AdvertiseRead(uint64, uint32) (rdma.RKey, uint64, error) {
 	return 0, 0, rdma.ErrNoResources
 }
-func (nowhere) Revoke(rdma.RKey) {}
+func (nowhere) OpenSink(uint64) error { return rdma.ErrNoResources }
+func (nowhere) Revoke(rdma.RKey)      {}

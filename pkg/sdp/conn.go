@@ -491,13 +491,30 @@ func (m memory) AdvertiseRead(id uint64, n uint32) (rdma.RKey, uint64, error) {
 }
 
 func (m memory) advertise(t *transfer, off, n int, a rdma.Access) (rdma.RKey, uint64, error) {
-	mr, err := t.buf.advertise(m.c, off, n, a)
+	mr, err := t.buf.open(m.c, off, n, a)
 	if err != nil {
 		return 0, 0, err
 	}
 	m.c.ep.keys[mr.RKey()] = mr
 	m.c.info.Adverts++
 	return mr.RKey(), mr.Addr(), nil
+}
+
+// OpenSink implements [socket.Memory]. Where the peer learns the key it is one for this transfer's bytes.
+func (m memory) OpenSink(id uint64) error {
+	if !m.c.ep.opensSinks {
+		return nil
+	}
+	t := m.c.reads.find(id)
+	if t.sink != nil {
+		return nil
+	}
+	mr, err := t.buf.open(m.c, t.off, len(t.p), rdma.LocalWrite|rdma.RemoteWrite)
+	if err != nil {
+		return err
+	}
+	t.sink = mr
+	return nil
 }
 
 // Revoke implements [socket.Memory].

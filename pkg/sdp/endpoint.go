@@ -45,6 +45,7 @@ type endpoint struct {
 
 	solicits    bool // the device sends messages with solicited events
 	invalidates bool // a message can make a key of the peer worthless
+	opensSinks  bool // the peer learns the key of what a READ of ours fills, and it must have the right to write there
 
 	wrs   []rdma.SendWR // to be posted
 	sges  []rdma.SGE    // of wrs
@@ -67,7 +68,7 @@ type recvSet struct {
 func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	e.bufs, e.slotCount, e.slotBytes = cfg.RecvBuffers, cfg.SendSlots, cfg.RecvBufferSize
 	a := cfg.Device.Attr()
-	e.solicits, e.invalidates = a.Solicited, a.SendWithInv
+	e.solicits, e.invalidates, e.opensSinks = a.Solicited, a.SendWithInv, a.ReadSinkWrite
 	e.keys, e.buffers = make(map[rdma.RKey]rdma.MR), make(map[*Buffer]struct{})
 	defer func() {
 		if err != nil {

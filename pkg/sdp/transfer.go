@@ -20,6 +20,7 @@ type transfer struct {
 	buf    *Buffer // that p is of; nil: p is not registered
 	off    int     // of p in buf
 	region rdma.MR // of buf, in the connection's domain
+	sink   rdma.MR // of p, and open to the peer: RDMA READs fill it; nil: they fill region, or there was none
 	start  uint64  // of a write: its first byte's place in our stream
 
 	fill   bool // of a read: it is over when it is full
@@ -33,6 +34,9 @@ type transfer struct {
 
 // sge is a stretch of the transfer's memory.
 func (t *transfer) sge(off uint64, n uint32) rdma.SGE {
+	if t.sink != nil {
+		return rdma.SGE{Addr: t.sink.Addr() + off, Length: n, LKey: t.sink.LKey()}
+	}
 	return rdma.SGE{Addr: t.region.Addr() + uint64(t.off) + off, Length: n, LKey: t.region.LKey()}
 }
 
@@ -41,6 +45,9 @@ func (t *transfer) end(o *socket.Output) {
 	t.n, t.eof, t.urgent, t.canceled, t.isOver = int(o.Len), o.EOF, o.Urgent, o.Canceled, true
 	if t.urgent && t.n > 0 {
 		t.last = t.p[t.n-1]
+	}
+	if t.sink != nil {
+		_ = t.sink.Close() // the region is there, and nothing is beneath it
 	}
 	if t.buf != nil {
 		t.buf.giveBack()
@@ -204,7 +211,7 @@ func (c *Conn) begin(d direction, t *transfer) (err error) {
 	l := c.of(d)
 	if t.buf != nil {
 		c.ep.forgetClosed()
-		if t.region, err = t.buf.take(c, t.off, len(t.p)); err != nil {
+		if t.region, err = t.buf.take(c, t.off, len(t.p), d == reading && c.ep.opensSinks); err != nil {
 			return err
 		}
 	}

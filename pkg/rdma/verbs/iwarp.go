@@ -82,7 +82,7 @@ func (w *IWARP) setUp() error {
 		Provider: "verbs", MaxQP: d.limits.qps, MaxCQE: d.limits.cqe, MaxMRBytes: d.limits.mrBytes, MaxSGE: min(d.limits.sge, maxSGE),
 		MaxSendWR: d.limits.wrs, MaxRecvWR: d.limits.wrs, GIDTypes: []rdma.GIDType{rdma.GIDTypeIWARP},
 		RDMARead: d.limits.readsServed > 0 && d.limits.readsStarted > 0, MaxReadsServed: d.limits.readsServed, MaxReadsAsked: d.limits.readsStarted,
-		Stream: true, PartialWrites: true,
+		Stream: true, PartialWrites: true, ReadSinkWrite: true,
 	}
 	return d.setUpWatch()
 }

@@ -47,6 +47,9 @@ type Memory interface {
 	// AdvertiseRead makes a key for the buffer of a Read, all of it, which grants the peer to write there and
 	// nothing else.
 	AdvertiseRead(id uint64, n uint32) (rdma.RKey, uint64, error)
+	// OpenSink makes the buffer of a Read one that RDMA READs fill, until OutRead; it comes before each of them. After an error
+	// the peer is asked to send the bytes.
+	OpenSink(id uint64) error
 	// Revoke makes a key worthless, at once: what it opened is the program's again when Revoke returns.
 	Revoke(key rdma.RKey)
 }

@@ -80,6 +80,10 @@ func (s *Socket) startRead() bool {
 		return false
 	}
 	a, r, _ := k.next()
+	if err := s.cfg.Memory.OpenSink(r.ID); err != nil {
+		r.Direct = false
+		return true
+	}
 	n := min(a.left-a.asked, r.room())
 	s.out.put(Output{
 		Kind: OutRDMARead, ID: r.ID, Offset: uint64(r.got + r.asked), Len: n, Key: a.key, Addr: a.addr + uint64(a.asked),

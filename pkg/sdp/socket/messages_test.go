@@ -316,6 +316,17 @@ func TestSection9_2_ReadsAtATime(t *testing.T) {
 	}
 }
 
+// What the device cannot open for RDMA READs is refused, and comes as messages.
+func TestSection9_2_NoSink(t *testing.T) {
+	l := newLone(t, rdmaMoves)
+	l.h.refuse = true
+	l.read(Read{ID: 1, Len: 5000, Direct: true, Fill: true})
+	l.mustSend(bsdh.Message{MID: bsdh.SrcAvail, Advert: bsdh.Advert{Len: 2000, Key: 77}, Payload: []byte{1}})
+	if o := l.only(); o.Message.MID != bsdh.SendSm {
+		t.Errorf("output %+v, want SendSm", o)
+	}
+}
+
 // SrcAvailCancel finds RDMA READs under way: what they bring is reported, advert by advert, and the rest refused, once. Until they
 // are done the cancel is not acknowledged.
 func TestSection9_5_4_CancelsReads(t *testing.T) {

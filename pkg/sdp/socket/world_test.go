@@ -189,6 +189,16 @@ func (h *host) AdvertiseRead(id uint64, n uint32) (rdma.RKey, uint64, error) {
 	return h.newKey(grant{right: PeerWrites, read: h.reads[id], n: n})
 }
 
+func (h *host) OpenSink(id uint64) error {
+	if r := h.reads[id]; r != nil && r.over {
+		h.w.fail("side %d: buffer %d is opened, which is the program's", h.side, id)
+	}
+	if h.refuse {
+		return errors.New("no keys")
+	}
+	return nil
+}
+
 func (h *host) Revoke(key rdma.RKey) {
 	if _, ok := h.keys[key]; !ok {
 		h.w.fail("side %d: key %d revoked twice", h.side, key)
