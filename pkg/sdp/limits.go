@@ -56,6 +56,6 @@ const (
 	// backlog is how many connections wait in a [Listener] to be accepted.
 	backlog = 64
 
-	// acceptPause is how long a [Listener] waits after an error of accept.
+	// acceptPause is how long a [Listener] waits after an error of accept, and a connection that moves after one that may pass.
 	acceptPause = 10 * time.Millisecond
 )

@@ -42,7 +42,7 @@ func (c *Conn) newLink(tcp *net.TCPConn) link {
 	if d, ok := cfg.Device.(*softiwarp.Device); ok {
 		return &iwarpLink{dev: d, tcp: tcp, o: softiwarp.ConnectOptions{
 			NoCRC: cfg.NoCRC, MaxULPDU: cfg.MaxULPDU, ReadsServed: m.IRD, ReadsAsked: m.ORD, NoPeerToPeer: true, Streamed: true,
-		}}
+		}, moves: c.life.established}
 	}
 	return &roceLink{dev: cfg.Device, ctx: c.stack.ctx, tcp: tcp, reads: m, gone: c.peerGone, over: make(chan struct{})}
 }
@@ -60,6 +60,14 @@ type iwarpLink struct {
 	dev *softiwarp.Device
 	tcp *net.TCPConn // the device's, once it connects
 	o   softiwarp.ConnectOptions
+
+	moves bool // of a connection that was established before: a shortage that passes is no reason to lose it
+}
+
+// again waits a moment after an error of the device that may pass and has left the connection of TCP as it was. False: it is not such an error.
+func (l *iwarpLink) again(ctx context.Context, err error) bool {
+	var tried *softiwarp.ConnectError
+	return l.moves && err != nil && !errors.As(err, &tried) && afterShortage(ctx, err) == nil
 }
 
 func (*iwarpLink) name() string { return "iWARP" }
@@ -69,7 +77,11 @@ func (l *iwarpLink) readHello(ctx context.Context) ([]byte, error) {
 }
 
 func (l *iwarpLink) connect(ctx context.Context, e *endpoint, hello []byte) error {
-	s, err := l.dev.NewSSP(l.tcp, softiwarp.SSPOptions{QP: e.qp, Last: hello})
+	o := softiwarp.SSPOptions{QP: e.qp, Last: hello}
+	s, err := l.dev.NewSSP(l.tcp, o)
+	for l.again(ctx, err) {
+		s, err = l.dev.NewSSP(l.tcp, o)
+	}
 	if err != nil {
 		return errors.Join(err, l.tcp.Close())
 	}
@@ -106,6 +118,9 @@ func reject(r *softiwarp.Request) {
 
 func (l *iwarpLink) accept(ctx context.Context, e *endpoint) error {
 	_, err := l.dev.Connect(ctx, e.qp, l.tcp, l.o)
+	for l.again(ctx, err) {
+		_, err = l.dev.Connect(ctx, e.qp, l.tcp, l.o)
+	}
 	if err == nil {
 		return nil
 	}

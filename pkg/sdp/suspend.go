@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -166,7 +167,7 @@ func (c *Conn) goTo(ctx context.Context, m *bsdh.Message) error {
 		if err != nil {
 			return fmt.Errorf("connect to where the peer has moved: %w", err)
 		}
-		l, err := c.reopen(tcp)
+		l, err := c.reopen(ctx, tcp)
 		if err != nil {
 			return err
 		}
@@ -190,7 +191,7 @@ func (c *Conn) goTo(ctx context.Context, m *bsdh.Message) error {
 	if err != nil {
 		return fmt.Errorf("wait for the peer: %w", err)
 	}
-	l, err := c.reopen(tcp)
+	l, err := c.reopen(ctx, tcp)
 	if err != nil {
 		return err
 	}
@@ -227,18 +228,32 @@ func (c *Conn) endLink(ctx context.Context) {
 }
 
 // reopen makes a queue pair for a connection of TCP, which it owns.
-func (c *Conn) reopen(tcp *net.TCPConn) (link, error) {
+func (c *Conn) reopen(ctx context.Context, tcp *net.TCPConn) (link, error) {
+	for {
+		l, err := c.tryReopen(tcp)
+		if err == nil {
+			return l, nil
+		}
+		if afterShortage(ctx, err) != nil {
+			return nil, errors.Join(err, tcp.Close())
+		}
+	}
+}
+
+// tryReopen is reopen, once. After an error there is no queue pair.
+func (c *Conn) tryReopen(tcp *net.TCPConn) (link, error) {
 	c.lock()
 	defer c.unlock()
 	err := c.attach(tcp)
 	if err == nil && c.life.over {
 		err = net.ErrClosed
 	}
-	if err == nil {
-		err = c.ep.openQP(c.stack.ctx, &c.stack.cfg, int(c.m.Snapshot().RecvBytes))
-	}
 	if err != nil {
-		return nil, errors.Join(err, tcp.Close())
+		return nil, err
+	}
+	if err = c.ep.openQP(c.stack.ctx, &c.stack.cfg, int(c.m.Snapshot().RecvBytes)); err != nil {
+		c.ep.dead = true
+		return nil, errors.Join(err, c.ep.closeQP(), c.ep.forgetQP())
 	}
 	c.link = c.newLink(tcp)
 	c.ep.cq.OnNotify(c.onNotify)
@@ -279,15 +294,34 @@ func (c *Conn) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) 
 	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(c.moves.local), Control: shareAddress}
 	d.SetMultipathTCP(false)
 	to := netip.AddrPortFrom(c.moves.remote.Addr(), port).String()
-	n, err := d.DialContext(ctx, "tcp", to)
-	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL) { // it is a listener's
-		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.moves.local.Addr(), 0))
-		n, err = d.DialContext(ctx, "tcp", to)
+	for ours := true; ; {
+		n, err := d.DialContext(ctx, "tcp", to)
+		switch {
+		case err == nil:
+			return n.(*net.TCPConn), nil // "tcp" gives no other
+		case ours && (errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)): // it is a listener's
+			ours, d.LocalAddr = false, net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.moves.local.Addr(), 0))
+		default:
+			if err = afterShortage(ctx, err); err != nil {
+				return nil, err
+			}
+		}
 	}
-	if err != nil {
-		return nil, err
+}
+
+// afterShortage waits a moment if the error says that there are too few descriptors, or too little memory or else of the device, now: then it
+// returns nil, or why the context has ended. Any other error it returns.
+func afterShortage(ctx context.Context, err error) error {
+	short := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, rdma.ErrNoResources}
+	if !slices.ContainsFunc(short, func(e error) bool { return errors.Is(err, e) }) {
+		return err
 	}
-	return n.(*net.TCPConn), nil // "tcp" gives no other
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(acceptPause):
+		return nil
+	}
 }
 
 // awaitPeer accepts the connection that comes from an address, and from its port unless any will do. Others are reset.
@@ -310,7 +344,9 @@ func awaitPeer(ctx context.Context, l *net.TCPListener, from netip.AddrPort, any
 			_ = tcp.Close() // nobody waits for it
 		}
 		if err != nil {
-			return nil, err
+			if err = afterShortage(ctx, err); err != nil {
+				return nil, err
+			}
 		}
 	}
 }

@@ -234,6 +234,88 @@ func TestSection13_1_1_AwaitPeer(t *testing.T) {
 	}
 }
 
+// fewDescriptors leaves the process only so many descriptors for a while, whose end closes the channel.
+func fewDescriptors(t *testing.T, left int) <-chan struct{} {
+	t.Helper()
+	lowest, err := syscall.Open("/dev/null", syscall.O_RDONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Close(lowest); err != nil {
+		t.Fatal(err)
+	}
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	few := limit
+	few.Cur = uint64(lowest + left) // descriptors are numbers below that
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &few); err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	time.AfterFunc(100*time.Millisecond, func() {
+		defer close(over)
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { <-over })
+	return over
+}
+
+// A process that has few descriptors for a moment loses no connection that moves then, neither where the peer comes back nor where it goes to.
+func TestSection13_1_1_FewDescriptors(t *testing.T) {
+	listen := func() *net.TCPListener {
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort(serverAddr+":0")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		return l
+	}
+	t.Run("accept", func(t *testing.T) {
+		l := listen()
+		peer, err := net.DialTCP("tcp", &net.TCPAddr{IP: net.ParseIP(clientAddr)}, l.Addr().(*net.TCPAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = peer.Close() }()
+		fewDescriptors(t, 0)
+		got, err := sdp.AwaitPeer(limited(t), l, netip.MustParseAddrPort(peer.LocalAddr().String()), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = got.Close()
+	})
+	t.Run("connect", func(t *testing.T) {
+		l := listen()
+		a, b := newPair(t, openIWARP).dial(t)
+		fewDescriptors(t, 0)
+		got, err := a.ComeBack(limited(t), netip.MustParseAddrPort(l.Addr().String()).Port())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, _ = got.Close(), a.Close(), b.Close()
+	})
+	t.Run("all the way", func(t *testing.T) {
+		eachOnTCP(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+			p := newPair(t, open, unhurried)
+			for left := 1; left < 5; left++ { // one is for the listener to which the peer comes back
+				a, b := p.dial(t)
+				over := fewDescriptors(t, left)
+				if err := b.Suspend(limited(t), sdp.SuspendOptions{}); err != nil {
+					t.Errorf("%d descriptors left: %v", left, err)
+				}
+				if err := errors.Join(a.Close(), b.Close()); err != nil {
+					t.Error(err)
+				}
+				<-over
+			}
+		})
+	})
+}
+
 // A peer sends us to its own address, and not to the ports of services with rights.
 func TestSection13_1_1_NotToServices(t *testing.T) {
 	a, b := newPair(t, openIWARP).dial(t)
