@@ -3,6 +3,7 @@
 package sdp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -189,7 +190,7 @@ func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
 		}
 		n, werr := under[i].Wait()
 		under[i], sent = nil, sent+int64(n)
-		err = errors.Join(err, werr)
+		err = cmp.Or(err, werr) // one error, as it is: callers look for a net.Error, or their own
 	}
 	defer func() {
 		for i, b := range bufs {
@@ -215,7 +216,7 @@ func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
 		if errors.Is(rerr, io.EOF) {
 			break
 		}
-		err = errors.Join(err, rerr)
+		err = cmp.Or(err, rerr)
 	}
 	wait(0) // both are in their order, whichever was the last: their sums are what counts
 	wait(1)
@@ -250,6 +251,9 @@ func (c *Conn) WriteTo(w io.Writer) (got int64, err error) {
 			under[i] = nil
 			if n > 0 {
 				k, werr := w.Write(bufs[i].Bytes()[:n])
+				if werr == nil && k < n {
+					werr = io.ErrShortWrite
+				}
 				if got += int64(k); werr != nil {
 					return got, werr
 				}
@@ -364,7 +368,7 @@ func (c *Conn) CloseWrite() error {
 
 // SetDeadline sets both deadlines.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+	return cmp.Or(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 // SetReadDeadline bounds reads; the zero time removes the bound. A read that has a Buffer which is advertised
