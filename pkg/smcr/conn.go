@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net"
@@ -193,7 +194,7 @@ func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
 
 // SetDeadline sets both deadlines.
 func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+	return cmp.Or(c.SetReadDeadline(t), c.SetWriteDeadline(t)) // both; one error, which is a net.Error
 }
 
 // SetReadDeadline bounds Read and WriteTo; the zero time removes the bound.

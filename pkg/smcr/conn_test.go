@@ -3,6 +3,8 @@
 package smcr_test
 
 import (
+	"errors"
+	"net"
 	"testing"
 	"time"
 
@@ -29,5 +31,15 @@ func TestConn_closesLikeTCP(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// The deadline of a connection that is closed is refused as package net refuses it: with one error, which is a net.Error.
+func TestConn_deadlineOfAClosed(t *testing.T) {
+	a, b := newPair(t, small).dial(t)
+	_, _ = a.Close(), b.Close()
+	err := a.SetDeadline(time.Time{})
+	if _, ok := err.(net.Error); !ok || !errors.Is(err, net.ErrClosed) { //nolint:errorlint // it is to be one, and not to have one in it
+		t.Errorf("%T: %v", err, err)
 	}
 }
