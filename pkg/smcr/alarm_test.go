@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"runtime"
 	"testing"
 	"time"
 )
@@ -38,4 +39,26 @@ func TestAlarm_earlierWakes(t *testing.T) {
 	if n := len(a.wake); n != 1 {
 		t.Errorf("%d tokens after two pokes", n)
 	}
+}
+
+// Close, which waits for the last connection, sees to what others leave to the stack's goroutine.
+func TestStack_awaitEmpty(t *testing.T) {
+	s := &Stack{empty: make(chan struct{})}
+	s.alarm.init()
+	s.groups.init()
+	var c Conn // without users: the machine has nothing to hear of it
+	s.marks.moved(&c)
+	s.alarm.poke()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.awaitEmpty()
+	}()
+	for deadline := time.Now().Add(10 * time.Second); c.mark.left.Load(); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("nobody looks at the mark")
+		}
+	}
+	close(s.empty)
+	<-ended
 }

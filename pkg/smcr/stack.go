@@ -148,7 +148,7 @@ func (s *Stack) Close() error {
 	for _, c := range open {
 		_ = c.Close() // the connection was reset above; Close frees its memory
 	}
-	<-s.empty
+	s.awaitEmpty()
 	s.lock()
 	s.lingering.closeAll()
 	s.turn.Unlock()
@@ -162,6 +162,19 @@ func (s *Stack) Close() error {
 func (s *Stack) checkEmpty() {
 	if s.closed && len(s.conns) == 0 {
 		close(s.empty)
+	}
+}
+
+// awaitEmpty waits for the end of the last connection, and does meanwhile what others leave to the
+// stack's goroutine, which has ended.
+func (s *Stack) awaitEmpty() {
+	for {
+		select {
+		case <-s.alarm.wake:
+			s.runTimers()
+		case <-s.empty:
+			return
+		}
 	}
 }
 
