@@ -18,7 +18,9 @@
 // turn. The device's goroutine takes the turn when completions arrive, the
 // stack's own when timers expire, and a goroutine that writes or reads a Conn
 // when it has something to tell. On the data path nobody waits for the turn:
-// who finds it taken leaves a mark, which the holder sees before it goes.
+// who finds it taken leaves a mark, which the holder sees before it goes. Of much
+// that comes at once a device's goroutine, like a writer's, does a part and leaves the rest to the stack's:
+// packets of other stacks may wait for it.
 // The device calls for what arrives, but for completed SENDs only while something
 // depends on them ([linkgroup.Group.AwaitsSent]): in a dialogue nothing does.
 //

@@ -67,15 +67,19 @@ func (t *groupTable) touch(g *group) {
 	}
 }
 
-// flushTouched carries out what the groups on that list want.
-func (t *groupTable) flushTouched(now time.Time) {
-	for i := 0; i < len(t.touched); i++ { // a group may put another one there
-		g := t.touched[i]
+// flushTouched carries out what the groups on that list want, so many of them at most, and returns how
+// many there were. The others stay, ahead of those that come.
+func (t *groupTable) flushTouched(now time.Time, most int) int {
+	n := 0
+	for ; n < len(t.touched) && n < most; n++ { // a group may put another one there
+		g := t.touched[n]
 		g.touched = false
 		g.flush(now)
-		t.touched[i] = nil
 	}
-	t.touched = t.touched[:0]
+	left := copy(t.touched, t.touched[n:])
+	clear(t.touched[left:])
+	t.touched = t.touched[:left]
+	return n
 }
 
 // schedule notes when a group has something to do, which it returns; false: never.

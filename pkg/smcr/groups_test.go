@@ -101,3 +101,40 @@ func TestGroupTable_with(t *testing.T) {
 		t.Errorf("%d lists are left, want 3", len(s.groups.byParty))
 	}
 }
+
+// Groups that have to wait come before those that come later.
+func TestGroupTable_flushTouched(t *testing.T) {
+	s := &Stack{}
+	s.groups.init()
+	s.alarm.init()
+	groups := make([]*group, 5)
+	for i := range groups {
+		groups[i] = &group{s: s, id: uint32(i), lg: linkgroup.New(linkgroup.Config{Rand: rand.New(rand.NewPCG(0, 0))})}
+		s.groups.touch(groups[i])
+	}
+	now := time.Unix(1000, 0)
+	check := func(flushed, want int, left ...uint32) {
+		t.Helper()
+		var ids []uint32
+		for _, g := range s.groups.touched {
+			ids = append(ids, g.id)
+			if !g.touched {
+				t.Errorf("group %d does not know that it is on the list", g.id)
+			}
+		}
+		if d := cmp.Diff(left, ids); d != "" || flushed != want {
+			t.Errorf("%d groups, want %d; left: %s", flushed, want, d)
+		}
+	}
+	check(s.groups.flushTouched(now, 0), 0, 0, 1, 2, 3, 4)
+	check(s.groups.flushTouched(now, 2), 2, 2, 3, 4)
+	s.groups.touch(groups[0])
+	s.groups.touch(groups[3])
+	check(s.groups.flushTouched(now, 2), 2, 4, 0)
+	check(s.groups.flushTouched(now, unbounded), 2)
+	for _, g := range s.groups.touched[:cap(s.groups.touched)] {
+		if g != nil {
+			t.Errorf("the list still has group %d", g.id)
+		}
+	}
+}

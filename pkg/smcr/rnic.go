@@ -299,5 +299,5 @@ func (r *rnic) fail(now time.Time, err error) {
 		l.fail(now, err)
 		r.s.groups.touch(l.g)
 	}
-	r.s.groups.flushTouched(now)
+	r.s.groups.flushTouched(now, unbounded)
 }

@@ -18,7 +18,9 @@ type sendsDevice struct {
 	rdma.Device
 	arms atomic.Int32
 	mute bool
-	last atomic.Int64 // when something was posted
+	last atomic.Int64           // when something was posted
+	post atomic.Pointer[func()] // nil: nobody wants to know that something is posted
+	call func()                 // by a queue, of the stack
 }
 
 // sendTime is how long SENDs take on a mute device.
@@ -64,6 +66,9 @@ type sendsQP struct {
 
 func (q sendsQP) PostSend(wrs []rdma.SendWR) (int, error) {
 	q.d.last.Store(time.Now().UnixNano())
+	if f := q.d.post.Load(); f != nil {
+		(*f)()
+	}
 	return q.QP.PostSend(wrs)
 }
 
@@ -71,6 +76,11 @@ type sendsCQ struct {
 	rdma.CQ
 	d     *sendsDevice
 	sends atomic.Bool // it is the queue of SENDs
+}
+
+func (q *sendsCQ) OnNotify(f func()) {
+	q.d.call = f
+	q.CQ.OnNotify(f)
 }
 
 func (q *sendsCQ) Arm(solicited bool) error {

@@ -6,6 +6,7 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -43,6 +44,7 @@ type Stack struct {
 	lingering   lingering
 	cooling     cooling
 	conns       map[*Conn]struct{}
+	rest        *Conn // the first of the connections that a step took from marks and left to the next one
 	closed      bool
 
 	empty chan struct{} // closed when the stack is closed and has no connections
@@ -190,26 +192,38 @@ func (s *Stack) unlock() {
 // kick sees to dirty connections and completions if the turn is free;
 // otherwise the holder of the turn will, who looks for marks again after giving up the turn.
 //
-// Work may come as fast as it is done. After maxKick the caller hands the rest to the
-// stack's goroutine: the caller may be the goroutine of a device, whose packets wait.
+// Work may come as fast as it is done, and much of it at once. After maxKick the caller hands
+// the rest to the stack's goroutine: the caller may be the goroutine of a device, whose packets
+// wait.
 func (s *Stack) kick() {
 	var start time.Time
 	for s.marks.any() && s.turn.TryLock() {
 		now := time.Now()
-		s.step(now)
-		s.turn.Unlock()
 		if start.IsZero() {
 			start = now
 		} else if now.Sub(start) > maxKick {
+			s.turn.Unlock()
 			s.alarm.poke()
 			return
 		}
+		s.step(now, kickConns, kickGroups)
+		s.turn.Unlock()
 	}
 }
 
-// maxKick bounds how long a caller of kick works for others: a few rounds of
-// bulk data.
-const maxKick = time.Millisecond
+// maxKick bounds how long a caller of kick works for others, a few rounds of bulk data: after that
+// the caller begins no other step. A step of kick is short, as it sees to few connections and groups
+// of those that have something to do:
+//
+//   - kickConns: more than a link takes messages of at once, so that they still go to the device
+//     together;
+//   - kickGroups: what a group posts the device may send before the caller goes on, which takes up to a
+//     quarter of a millisecond.
+const (
+	maxKick    = time.Millisecond
+	kickConns  = 64
+	kickGroups = 8
+)
 
 // run is the stack's goroutine, which sees to timers.
 func (s *Stack) run() {
@@ -232,7 +246,7 @@ func (s *Stack) runTimers() time.Duration {
 	defer s.unlock()
 	now := time.Now()
 	s.devices.sweep(now)
-	s.step(now)
+	s.step(now, unbounded, unbounded) // timers are about what has not come, and nobody's packets wait
 	s.groups.expire(now)
 	s.boundIdle()
 	s.lingering.expire(now)
@@ -275,16 +289,24 @@ func (s *Stack) portChanged(now time.Time, r *rnic, up bool) {
 // completions keep coming.
 const maxSteps = 4
 
+// unbounded has a step see to all connections or groups.
+const unbounded = math.MaxInt
+
 // step moves everything that can move: completions in, positions in, work
-// requests out. The caller holds the turn.
-func (s *Stack) step(now time.Time) {
+// requests out; of so many groups in all, and in each round of so many connections. What is left
+// is for the next step, which begins with it: there is a mark for that. The caller holds the turn.
+func (s *Stack) step(now time.Time, conns, groups int) {
 	for range maxSteps {
 		if s.marks.ready.Swap(false) {
 			s.devices.arm(now)
 		}
 		more := s.devices.poll(now)
-		moved := s.takeDirty()
-		s.groups.flushTouched(now)
+		moved := s.takeDirty(conns)
+		groups -= s.groups.flushTouched(now, groups)
+		if s.rest != nil || len(s.groups.touched) > 0 {
+			s.marks.ready.Store(true)
+			return
+		}
 		if !more && !moved && !s.marks.ready.Load() {
 			return
 		}
@@ -292,17 +314,22 @@ func (s *Stack) step(now time.Time) {
 	s.alarm.poke()
 }
 
-// takeDirty tells the machines how far applications have come.
-func (s *Stack) takeDirty() bool {
-	c := s.marks.take()
+// takeDirty tells the machines how far applications have come, of so many connections at most, and
+// reports whether there was one.
+func (s *Stack) takeDirty(most int) bool {
+	c := s.rest
+	if c == nil {
+		c = s.marks.take()
+	}
 	if c == nil {
 		return false
 	}
-	for c != nil {
+	for ; c != nil && most > 0; most-- {
 		next := c.mark.wipe()
 		c.sync()
 		c = next
 	}
+	s.rest = c
 	return true
 }
 

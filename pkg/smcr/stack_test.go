@@ -7,9 +7,12 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/smcr"
 	"github.com/smcr-io/kube-smcr/pkg/smcr/clc"
@@ -153,4 +156,70 @@ func TestStack_withItself(t *testing.T) {
 			}
 		}
 	})
+}
+
+// goroutine names the caller's goroutine.
+func goroutine() string {
+	var buf [64]byte
+	return string(bytes.Fields(buf[:runtime.Stack(buf[:], false)])[1])
+}
+
+// TestStack_aBurstDoesNotHoldTheDevice: of what moves on many connections at once the device's goroutine, which the stack calls back,
+// sends a part, though it found all of it at once; the stack's goroutine sends the rest. Nothing is lost.
+func TestStack_aBurstDoesNotHoldTheDevice(t *testing.T) {
+	const (
+		groups   = 400
+		postTime = 100 * time.Microsecond
+		most     = groups / 8 // five times what fits into the millisecond that the device's goroutine may take
+	)
+	f := newFakeFabric()
+	d := &sendsDevice{Device: f.device("s", 2)}
+	small := func(c *smcr.Config) { c.RMBESizeBytes, c.SendBufferBytes, c.RMBEsPerRMB = 16<<10, 16<<10, 1 }
+	p := &pair{fabric: f, client: newStack(t, f.device("c", 1), small), server: newStack(t, d, small)}
+	p.listen(t)
+	var clients, servers []*smcr.Conn
+	for i := range groups {
+		p.dialFrom = netip.AddrFrom4([4]byte{127, 1, byte(i / 250), byte(1 + i%250)}) // a TCP address is a peer
+		a, b := p.dial(t)
+		clients, servers = append(clients, a), append(servers, b)
+	}
+	if n := len(p.server.LinkGroups()); n != groups {
+		t.Fatalf("%d link groups, want %d", n, groups)
+	}
+	var mine, others atomic.Int32 // posts
+	device := goroutine()
+	post := func() {
+		for start := time.Now(); time.Since(start) < postTime; {
+		}
+		if goroutine() == device {
+			mine.Add(1)
+		} else {
+			others.Add(1)
+		}
+	}
+	d.post.Store(&post)
+	for rounds := 0; mine.Load() == 0; rounds++ { // else another goroutine of the stack was first
+		if rounds == 20 {
+			t.Fatal("the device's goroutine never sends")
+		}
+		others.Store(0)
+		release := smcr.HoldTurn(p.server)
+		for _, b := range servers {
+			if _, err := b.Write([]byte{byte(rounds)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		release()
+		d.call()
+		if n := mine.Load(); n > most {
+			t.Errorf("the device's goroutine posted %d times, want %d at most", n, most)
+		}
+		waitFor(t, "the rest, which the stack's goroutine sends", func() bool { return mine.Load()+others.Load() >= groups })
+		for _, a := range clients {
+			var got [2]byte
+			if n, err := a.Read(got[:]); n != 1 || got[0] != byte(rounds) || err != nil {
+				t.Fatalf("read %d bytes, the first is %d, %v; want one, %d", n, got[0], err, rounds)
+			}
+		}
+	}
 }

@@ -54,7 +54,7 @@ func (c *Conn) tcpEnded() {
 	defer s.unlock()
 	now := time.Now()
 	s.devices.drain(now, nil) // this process may be what was slow
-	s.groups.flushTouched(now)
+	s.groups.flushTouched(now, unbounded)
 	switch {
 	case c.streams.has(flagPeerDone) || c.life.isOver():
 		return // the peer closed in order; its close timer does the rest
