@@ -102,7 +102,7 @@ func (c *HoldConfig) validate(sockets ...uint32) error {
 //	answer    what the verdict refuses is refused
 //	outbound  what the verdict diverts goes to the agent's listener
 //
-// Chain answer drops, too, what a required destination would get without a verdict, and chain opening
+// Chain answer drops, too, what a required destination would get without a verdict, and refuses what is not tracked; chain opening
 // keeps such a connection from being opened by its peer meanwhile. With silent, a SYN that is to be
 // refused is dropped, because the kernel cannot refuse it.
 func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
@@ -113,10 +113,7 @@ func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
 	})
 	r.rule(hold, append(s.outbound(cfg), synOnly(), notConfirmed(), goTo(to))...)
 	r.whenCaught(to, cfg, s)
-	answer := r.chain(nftables.Chain{
-		Name: chainAnswer, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(answerPriority),
-	})
+	answer := r.chain(answerChain())
 	r.opening(to, answer, cfg, s, silent)
 	for i, is4 := range bothFamilies {
 		r.rule(to, s.selected(i, is4), queueTo(cfg.Hold.Form, cfg.Hold.Queue))
@@ -128,6 +125,13 @@ func (r *ruleset) hold(cfg RedirectConfig, s *sets, silent bool) {
 	r.rule(out, markIs(cfg.Hold.Marks.Divert), tcpHeader(), []expr.Any{
 		&expr.Counter{}, &expr.Immediate{Register: regA, Data: be16(cfg.OutboundPort)}, &expr.Redir{RegisterProtoMin: regA},
 	})
+}
+
+func answerChain() nftables.Chain {
+	return nftables.Chain{
+		Name: chainAnswer, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(answerPriority),
+	}
 }
 
 // answers refuse a SYN as its destination did. The ICMP errors have codes that nf_tables knows
@@ -174,13 +178,24 @@ func (r *ruleset) unjudged(answer *nftables.Chain, cfg RedirectConfig, s *sets) 
 func markIs(mark uint32) []expr.Any { return metaIs(expr.MetaKeyMARK, nativeU32(mark)) }
 
 // notConfirmed is "ct status ! confirmed": connection tracking has not seen a packet of this
-// connection leave. A SYN that passed, or was diverted, and is repeated is not held again.
+// connection leave. A SYN that passed, or was diverted, and is repeated is not held again. It does not match a packet that is
+// not tracked, see notTracked.
 func notConfirmed() []expr.Any {
 	const confirmed = 1 << 3 // IPS_CONFIRMED
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATUS, Register: regA},
 		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 4, Mask: nativeU32(confirmed), Xor: nativeU32(0)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: regA, Data: nativeU32(0)},
+	}
+}
+
+// notTracked is "ct state invalid,untracked": connection tracking has nothing about this packet, and so neither the rules match that
+// ask for something nor does a chain of type nat see it. A rule of another program may want that (notrack).
+func notTracked() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: regA},
+		&expr.Bitwise{SourceRegister: regA, DestRegister: regA, Len: 4, Mask: nativeU32(expr.CtStateBitINVALID | expr.CtStateBitUNTRACKED), Xor: nativeU32(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: regA, Data: nativeU32(0)},
 	}
 }
 

@@ -313,7 +313,7 @@ func outboundChain() nftables.Chain {
 // outbound diverts the application's connections to selected destinations to the agent's
 // listener. Only a SYN is diverted: connection tracking may see a connection that exists for the first time,
 // because the table is new, and another packet of it would meet a listener that resets it. A family without a listener is
-// refused, or with silent dropped.
+// refused, or with silent dropped, and so is a SYN to a required destination that is not tracked, and so not diverted.
 func (r *ruleset) outbound(cfg RedirectConfig, s *sets, silent bool) {
 	to := r.chain(nftables.Chain{Name: chainOutboundTo})
 	out := r.chain(outboundChain())
@@ -333,6 +333,15 @@ func (r *ruleset) outbound(cfg RedirectConfig, s *sets, silent bool) {
 			&expr.Immediate{Register: regA, Data: be16(cfg.OutboundPort)},
 			&expr.Redir{RegisterProtoMin: regA},
 		})
+	}
+	must := required(cfg, s)
+	if must == [2]*nftables.Set{} {
+		return
+	}
+	answer := r.chain(answerChain())
+	for i, is4 := range bothFamilies {
+		match := append(s.outbound(cfg), synOnly(), notTracked(), s.selected(i, is4), lookup(reg32Base, must[i], false))
+		r.rule(answer, append(match, []expr.Any{&expr.Counter{}, refuse})...)
 	}
 }
 

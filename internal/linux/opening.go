@@ -36,7 +36,8 @@ func openingSet(t *nftables.Table, is4 bool) *nftables.Set {
 //
 //	hold-to   a SYN to where SMC-R is required is noted before it is queued
 //	answer    what the verdict diverts or refuses is noted for a moment only, until the program knows;
-//	          a SYN that crosses one of the peer's is refused, and so is a SYN-ACK to where a SYN is noted
+//	          a SYN that crosses one of the peer's is refused, and so are one that is not tracked, which nothing
+//	          would hold or divert, and a SYN-ACK to where a SYN is noted
 //	opening   a SYN from there to the port that opens is refused; with silent it is dropped
 //
 // The last two are for a peer's SYN that comes when the kernel has the program's socket ready, but has not sent its
@@ -65,10 +66,13 @@ func (r *ruleset) opening(to, answer *nftables.Chain, cfg RedirectConfig, s *set
 		}
 		r.rule(answer, []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: regA}}, lookup(regA, verdicts, false),
 			tcpHeader(), synOnly(), loadDestination(is4), loadOwnPort(is4), lookup(reg32Base, set, false), note(set, openedTTL))
-		if must[i] != nil {
-			crossed := slices.Concat(slices.Concat(s.outbound(cfg)...), synOnly(), replies(), s.selected(i, is4), lookup(reg32Base, must[i], false))
-			r.rule(answer, crossed, loadOwnPort(is4), note(set, openedTTL))
-			r.rule(answer, crossed, []expr.Any{&expr.Counter{}, refuse})
+		for _, is := range [][]expr.Any{replies(), notTracked()} {
+			if must[i] == nil {
+				continue
+			}
+			strays := slices.Concat(slices.Concat(s.outbound(cfg)...), synOnly(), is, s.selected(i, is4), lookup(reg32Base, must[i], false))
+			r.rule(answer, strays, loadOwnPort(is4), note(set, openedTTL))
+			r.rule(answer, strays, []expr.Any{&expr.Counter{}, refuse})
 		}
 		r.rule(answer, tcpIn(s.alive), tcpHeader(), tcpFlags(tcpSYN|tcpACK), loadDestination(is4), loadOwnPort(is4), lookup(reg32Base, set, false), []expr.Any{&expr.Counter{}, refuse})
 		r.rule(in, tcpIn(s.alive), tcpHeader(), synOnly(), loadPeer(is4), lookup(reg32Base, set, false), []expr.Any{&expr.Counter{}, refuse})

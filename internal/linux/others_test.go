@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/synqueue"
 )
 
 // inNS runs a program in a namespace.
@@ -225,6 +227,52 @@ func TestRedirect_caughtDrop(t *testing.T) {
 				want(t, served(t, pod, nil, to(l)), "agent")
 			}
 		})
+	}
+}
+
+// TestRedirect_notTracked: a rule that excludes packets from connection tracking, and so from the diversion, lets nothing past that
+// must be on SMC-R. What need not be goes directly, and what the rule leaves out, is the agent's own or stays in the pod goes where it did.
+func TestRedirect_notTracked(t *testing.T) {
+	for _, f := range families {
+		for _, hold := range []bool{true, false} {
+			for _, when := range []WhenCaught{CaughtDirect, CaughtDrop, CaughtDivert} {
+				t.Run(fmt.Sprintf("%s, held %t, %v", f.name, hold, when), func(t *testing.T) {
+					h := newHeld(t, f)
+					cfg := testConfig(f)
+					if hold {
+						cfg = testHoldConfig(t, f)
+						h.serve(t, HolderConfig{Ask: askAfter(0, synqueue.Divert)}, QueueConfig{})
+					}
+					other, free := listen(t, h.peer, nil, f.peer, 0), listen(t, h.peer, nil, f.peer, 0)
+					answer(t, other, "other")
+					answer(t, free, "free")
+					own := listen(t, h.pod, nil, f.pod, 0)
+					answer(t, own, "own")
+					cfg.WhenCaught = when
+					cfg.Required = []OutboundRule{{Prefix: f.all()}, {Prefix: f.all(), Ports: []PortRange{{addrOf(free).Port(), addrOf(free).Port()}}, Exclude: true}}
+					cfg.Untracked = true // those that no set selects
+					h.install(t, cfg)
+					for _, to := range []netip.AddrPort{h.dst, addrOf(other), addrOf(free)} {
+						want(t, served(t, h.pod, nil, to), "agent")
+					}
+					cfg.Untracked = false
+					mustDo(t, h.rules.Update(cfg))
+					inNS(t, h.pod, fmt.Sprintf("table inet t {\n chain c { type filter hook output priority raw; tcp dport { %d, %d, %d } notrack\n }\n}", h.dst.Port(), addrOf(free).Port(), addrOf(own).Port()), "nft", "-f", "-")
+					must, may := "refused", "refused"
+					if when != CaughtDivert {
+						may = "free"
+					}
+					if when == CaughtDirect {
+						must = "server"
+					}
+					want(t, served(t, h.pod, nil, h.dst), must)
+					want(t, served(t, h.pod, nil, addrOf(free)), may)
+					want(t, served(t, h.pod, nil, addrOf(other)), "agent")
+					want(t, served(t, h.pod, nil, addrOf(own)), "own")
+					want(t, served(t, h.pod, marked, h.dst), "server")
+				})
+			}
+		}
 	}
 }
 
