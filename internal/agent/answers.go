@@ -86,7 +86,7 @@ func (v View) Status() agentapi.Status {
 		s.Problems = append(s.Problems, "the configuration has no policies, so nothing is selected for SMC-R")
 	}
 	if g.meshed > 0 {
-		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections or has rules for the owner or the mark of packets, so nothing is on SMC-R there: see attachments", g.meshed))
+		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods another program redirects connections or has rules for the owner, the mark or the tracking of packets, so nothing is on SMC-R there: see attachments", g.meshed))
 	}
 	if g.unheld > 0 {
 		s.Problems = append(s.Problems, fmt.Sprintf("in %d pods SYNs are not held although %s is true: see attachments", g.unheld, setting("holdSYNs", n)))

@@ -309,6 +309,40 @@ func TestAttack_ownerFirewall(t *testing.T) {
 	}
 }
 
+// TestAttack_notTracked: a rule in a pod that excludes its packets from connection tracking, and so from the agent, lets nothing past that
+// must be on SMC-R, and is said. Without it the pod is served.
+func TestAttack_notTracked(t *testing.T) {
+	const dst = podB + ":8001"
+	for _, hold := range []string{holdSYNs, ""} {
+		t.Run(strings.TrimSpace(hold), func(t *testing.T) {
+			l := newLab(t)
+			for _, n := range []*testNode{l.a, l.b} {
+				n.configure(t, l.option, hold+requireAll)
+			}
+			serve(t, l.b.pod.listen(t, dst), echo)
+			l.a.start(t)
+			l.b.start(t)
+			l.carried(t, dst)
+			inSpace(t, l.a.pod, "table ip t {\n chain c { type filter hook output priority raw; ip protocol tcp notrack\n }\n}", "nft", "-f", "-")
+			refused := func(when string) {
+				t.Helper()
+				if c, err := l.a.pod.connectAs(0, "", netip.MustParseAddrPort(dst)); !errors.Is(err, unix.ECONNREFUSED) {
+					_ = c.Close()
+					t.Errorf("%s: connected to what must be on SMC-R: %v", when, err)
+				}
+			}
+			refused("before the agent's next look")
+			l.wantMesh(t)
+			refused("after it")
+			inSpace(t, l.a.pod, "", "nft", "delete table ip t")
+			eventually(t, func() string {
+				return value(l.a.client.Attachments(t.Context()))(t).Attachments[0].Detail
+			})
+			l.carried(t, dst)
+		})
+	}
+}
+
 // TestAgent_untracked: once a pod has been without rules of others for a while,
 // what is not diverted is kept from connection tracking there, which ends when
 // somebody else has rules. A connection that is carried does not notice.

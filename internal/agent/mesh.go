@@ -27,7 +27,9 @@ import (
 //     dials it.
 //
 // So it is with rules that match the owner of packets, as a pod's own firewall may have, which forbids a user to connect: what
-// the agent sends for the user's program has another owner. And with rules that change marks, by which packets find the agent.
+// the agent sends for the user's program has another owner. And with rules that change marks, by which packets find the agent, or
+// that exclude packets from connection tracking, which keeps them from the agent: those are the pod's connections all the same, but where
+// a policy requires SMC-R the table refuses them.
 // Nothing catches a connection if such rules come between two looks.
 
 // surroundings are the rules of others in a pod's namespace, as of one look. They do not change.

@@ -287,5 +287,5 @@ func (s *sums) Collect(ch chan<- prometheus.Metric) {
 	gauge(pods, g.ready, agentapi.StateReady)
 	gauge(pods, g.idle, agentapi.StateIdle)
 	gauge(pods, g.failed, agentapi.StateFailed)
-	gauge(desc("meshed_pods", "Ready pods in which another program redirects connections, or has rules for the owner or the mark of packets."), g.meshed)
+	gauge(desc("meshed_pods", "Ready pods in which another program redirects connections, or has rules for the owner, the mark or the tracking of packets."), g.meshed)
 }

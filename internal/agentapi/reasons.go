@@ -99,7 +99,7 @@ func (c Code) describe() (text, advice string) {
 	case CodePodDevice:
 		return "the pod was given an RDMA device for itself, and the device cannot be used", "see the attachment's detail (smcrctl attachments), and the device (smcrctl devices); the agent tries again by itself, and does not use the node's devices for this pod instead"
 	case CodeMesh:
-		return "another program redirects connections in the pod, as the sidecar of a service mesh does, or rules there match the owner of packets or change their marks", "use one of the two for the pod: annotate the pod with smcr.io/enabled: \"false\", or exclude it from the mesh, or do without these rules; the attachment's detail (smcrctl attachments) names the other program's rules"
+		return "another program redirects connections in the pod, as the sidecar of a service mesh does, or rules there match the owner of packets, change their marks or exclude them from connection tracking", "use one of the two for the pod: annotate the pod with smcr.io/enabled: \"false\", or exclude it from the mesh, or do without these rules; the attachment's detail (smcrctl attachments) names the other program's rules"
 	case CodeOldSockets:
 		return "programs of the pod have sockets of the kernel's SMC-R from before it left that datapath, so everything is plain TCP", "restart these programs, those that listen above all, or the pod: the agent carries it when the last such socket is gone"
 	case CodeSameNode:

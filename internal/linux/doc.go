@@ -42,6 +42,8 @@
 //     connection, too;
 //   - chains caught-out and caught-in, see below;
 //   - chains untracked-out and untracked-in, with [RedirectConfig.Untracked];
+//   - chain answer (filter, output): a SYN to a required destination that a rule of another
+//     program excludes from connection tracking, and so from the diversion, is refused;
 //   - a rule, routes and a sysctl that bring the answers of the application
 //     back to the agent when it connects under the client's address
 //     ([DialFrom]);
@@ -64,8 +66,9 @@
 // is diverted while that element is there ([Redirect.Caught]).
 //
 // FindOthers also finds rules that match the user, group or cgroup of packets, which do not
-// know the agent's packets for those of the program for which it sends them, and rules that
-// change marks. Nothing notices them when they take effect.
+// know the agent's packets for those of the program for which it sends them, rules that
+// change marks, and rules that exclude packets from connection tracking, which are not diverted
+// then. Nothing notices them when they take effect, but that the last do not hold for what is required.
 //
 // # Connection tracking
 //

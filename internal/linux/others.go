@@ -29,7 +29,8 @@ type Others struct {
 	// read redirects, it is assumed that another one does.
 	Redirector string
 	// Confused says what rules do that treats the agent's packets otherwise than those of the program for
-	// which it sends them, or that changes the marks by which the redirection steers packets, and where.
+	// which it sends them, or that changes the marks by which the redirection steers packets, or keeps packets from
+	// it that are not tracked, and where.
 	Confused string
 	// Rules may need connection tracking: any rule may, also one that cannot be read.
 	Rules string
@@ -87,6 +88,7 @@ const (
 	redirects effect = 1 << iota // changes where a packet goes
 	owns                         // matches the user, group or cgroup of a packet's program
 	remarks                      // changes the mark of a packet
+	untracks                     // excludes a packet from connection tracking
 )
 
 // note notes a rule of another program, if it is the first of its kind.
@@ -105,6 +107,8 @@ func (o *Others) note(where string, does effect) {
 		o.Confused = "match the owner of packets: " + where
 	case does&remarks != 0:
 		o.Confused = "change the marks of packets: " + where
+	case does&untracks != 0:
+		o.Confused = "exclude packets from connection tracking: " + where
 	}
 }
 
@@ -150,7 +154,9 @@ func (o *Others) findNft(left *allowance) error {
 // effectsAt are those that matter in chains at a hook. The owner of a packet that came is that of the socket that will have it.
 func effectsAt(hook nftables.ChainHook) effect {
 	switch hook {
-	case *nftables.ChainHookPrerouting, *nftables.ChainHookOutput:
+	case *nftables.ChainHookOutput:
+		return redirects | owns | remarks | untracks
+	case *nftables.ChainHookPrerouting: // what comes from the network is diverted without tracking
 		return redirects | owns | remarks
 	case *nftables.ChainHookPostrouting: // packets over loopback keep their mark
 		return owns | remarks
@@ -278,8 +284,11 @@ func effectOf(e *netlink.AttributeDecoder) (does effect) {
 	for e.Next() {
 		switch e.Type() {
 		case unix.NFTA_EXPR_NAME:
-			if name = e.String(); name == "redir" || name == "tproxy" {
+			switch name = e.String(); name {
+			case "redir", "tproxy":
 				does = redirects
+			case "notrack":
+				does = untracks
 			}
 		case unix.NFTA_EXPR_DATA:
 			e.Nested(func(d *netlink.AttributeDecoder) error {
@@ -296,12 +305,15 @@ func effectOf(e *netlink.AttributeDecoder) (does effect) {
 // owner, a mark that is set, or a match or target of iptables that does one of these.
 func effectOfData(name string, d *netlink.AttributeDecoder) (does effect) {
 	key, sets := uint32(0), false
+	target, info := "", []byte(nil)
 	for d.Next() {
 		switch t := d.Type(); {
 		case name == "nat" && t == unix.NFTA_NAT_TYPE && d.Uint32() == unix.NFT_NAT_DNAT:
 			does = redirects
 		case name == "target" && t == unix.NFTA_TARGET_NAME:
-			does = effectOfTarget(d.String())
+			target = d.String()
+		case name == "target" && t == unix.NFTA_TARGET_INFO:
+			info = d.Bytes()
 		case name == "match" && t == unix.NFTA_MATCH_NAME:
 			does = effectOfMatch(d.String())
 		case name == "socket" && t == nftaSocketKey && d.Uint32() == uint32(expr.SocketKeyCgroupv2):
@@ -312,8 +324,11 @@ func effectOfData(name string, d *netlink.AttributeDecoder) (does effect) {
 			sets = true
 		}
 	}
-	if name == "meta" {
+	switch name {
+	case "meta":
 		does = effectOfMeta(key, sets)
+	case "target":
+		does = effectOfTarget(target, info)
 	}
 	return does
 }
@@ -331,9 +346,17 @@ func effectOfMeta(key uint32, sets bool) effect {
 	return 0
 }
 
-// effectOfTarget is what a target of iptables does.
-func effectOfTarget(name string) effect {
+// effectOfTarget is what a target of iptables does. Each revision of struct xt_ct_target_info, the data of target CT, begins with its
+// flags, of 16 bits.
+func effectOfTarget(name string, info []byte) effect {
+	const notrack = 1 << 0 // XT_CT_NOTRACK
 	switch name {
+	case "NOTRACK":
+		return untracks
+	case "CT":
+		if len(info) >= 2 && binary.NativeEndian.Uint16(info)&notrack != 0 {
+			return untracks
+		}
 	case "REDIRECT", "DNAT", "TPROXY", "NETMAP":
 		return redirects
 	case "MARK", "CONNMARK":
@@ -374,8 +397,8 @@ const (
 	infoSize, infoHooks, infoEntries, infoBytes = 84, 32, 76, 80
 	// struct ipt_get_entries: the name, the size, and the entries.
 	tableNameSize, entriesHeader = 32, 40
-	// struct xt_entry_target and xt_entry_match: its size, and its name.
-	targetName, targetNameSize = 2, 29
+	// struct xt_entry_target and xt_entry_match: its size, its name, and its revision; the data are behind that.
+	targetName, targetNameSize, targetData = 2, 29, 32
 )
 
 // findLegacy reads only the tables that exist, because asking for another one makes it.
@@ -460,7 +483,7 @@ func (l legacy) effect(b []byte) (does effect) {
 			}
 			m += size
 		}
-		does |= effectOfTarget(extensionName(b[target:]))
+		does |= effectOfTarget(extensionName(b[target:]), b[min(target+targetData, next):next])
 		b = b[next:]
 	}
 	return does

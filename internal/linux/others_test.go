@@ -87,9 +87,9 @@ func TestFindOthers(t *testing.T) {
 }
 
 // TestFindOthers_confused: which rules count as such that confuse the packets of the agent with those of a program, or take the
-// marks away by which they are steered.
+// marks or the tracking away by which they are steered.
 func TestFindOthers_confused(t *testing.T) {
-	const owner, marks = "match the owner of packets: ", "change the marks of packets: "
+	const owner, marks, tracking = "match the owner of packets: ", "change the marks of packets: ", "exclude packets from connection tracking: "
 	out := func(rule string) string {
 		return "table inet f {\n chain o { type filter hook output priority 0; " + rule + "\n }\n}"
 	}
@@ -116,6 +116,9 @@ func TestFindOthers_confused(t *testing.T) {
 		{"mark of the connection only", out("ct mark set 7"), nil, ""},
 		{"class", out("meta priority set 1:7"), nil, ""},
 		{"socket's mark", out("socket transparent 1 accept"), nil, ""},
+		{"tracking", "table ip t {\n chain c { type filter hook output priority raw; ip protocol tcp notrack\n }\n}", nil, tracking + "nftables table ip t, chain c"},
+		{"tracking of what came", at("prerouting", "notrack"), nil, ""},
+		{"zone", out("ct zone set 7"), nil, ""},
 		{"iptables-nft owner", "", []string{"iptables-nft", "-A", "OUTPUT", "-m", "owner", "--uid-owner", "1000", "-j", "DROP"}, owner + "nftables table ip filter, chain OUTPUT"},
 		{"iptables-nft mark", "", []string{"iptables-nft", "-t", "mangle", "-A", "OUTPUT", "-p", "tcp", "-j", "MARK", "--set-mark", "7"}, marks + "nftables table ip mangle, chain OUTPUT"},
 		{"iptables-nft connmark", "", []string{"ip6tables-nft", "-t", "mangle", "-A", "PREROUTING", "-j", "CONNMARK", "--restore-mark"}, marks + "nftables table ip6 mangle, chain PREROUTING"},
@@ -123,6 +126,12 @@ func TestFindOthers_confused(t *testing.T) {
 		{"ip6tables owner", "", []string{"ip6tables-legacy", "-A", "OUTPUT", "-p", "tcp", "-m", "tcp", "--dport", "80", "-m", "owner", "!", "--uid-owner", "0", "-j", "ACCEPT"}, owner + "ip6tables table filter"},
 		{"iptables cgroup", "", []string{"iptables-legacy", "-A", "OUTPUT", "-m", "cgroup", "--cgroup", "7", "-j", "DROP"}, owner + "iptables table filter"},
 		{"iptables mark", "", []string{"iptables-legacy", "-t", "mangle", "-A", "OUTPUT", "-j", "MARK", "--set-xmark", "0x10000/0x10000"}, marks + "iptables table mangle"},
+		{"iptables-nft tracking", "", []string{"iptables-nft", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-j", "NOTRACK"}, tracking + "nftables table ip raw, chain OUTPUT"},
+		{"ip6tables-nft tracking", "", []string{"ip6tables-nft", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-j", "CT", "--notrack"}, tracking + "nftables table ip6 raw, chain OUTPUT"},
+		{"iptables-nft zone", "", []string{"iptables-nft", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-j", "CT", "--zone", "7"}, ""},
+		{"iptables tracking", "", []string{"iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-j", "NOTRACK"}, tracking + "iptables table raw"},
+		{"ip6tables tracking", "", []string{"ip6tables-legacy", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-m", "tcp", "--dport", "80", "-j", "CT", "--notrack"}, tracking + "ip6tables table raw"},
+		{"iptables zone", "", []string{"iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-p", "tcp", "-j", "CT", "--zone", "7"}, ""},
 		{"iptables, other match", "", []string{"iptables-legacy", "-A", "OUTPUT", "-p", "tcp", "-m", "mark", "--mark", "7", "-j", "ACCEPT"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
