@@ -3,10 +3,12 @@
 package linux
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/google/nftables"
@@ -63,6 +65,25 @@ func dump(family int, request uint16, body []byte, left *allowance, f func(body 
 	}
 	defer unix.Close(fd)
 	return dumpFrom(fd, request, body, left, f)
+}
+
+// DumpFew asks the kernel for a list of the thread's namespace, in a family of netlink, and returns the body of each entry. The
+// error is [ErrTooMuch] if there are more than are looked through.
+func DumpFew(family int, request uint16, body []byte) ([][]byte, error) {
+	runtime.LockOSThread() // whose time is counted
+	defer runtime.UnlockOSThread()
+	return dumpFew(family, request, body, newAllowance())
+}
+
+func dumpFew(family int, request uint16, body []byte, left *allowance) (all [][]byte, err error) {
+	err = dump(family, request, body, left, func(b []byte) (bool, error) {
+		all = append(all, bytes.Clone(b))
+		return true, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
 }
 
 // dumpFrom is dump with a socket of the caller's, on which nothing else was asked.

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // The kernel's generic netlink families, and the commands that are used.
@@ -46,19 +48,33 @@ var ErrNoSMC = errors.New("the kernel has no SMC, or its module smc is not loade
 
 // exchange sends one command and returns the attributes of each answer.
 func exchange(family string, cmd uint8, flags int, data ...nl.NetlinkRequestData) ([][]byte, error) {
-	f, err := netlink.GenlFamilyGet(family)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, fmt.Errorf("ask for netlink family %s: %w", family, ErrNoSMC)
-	}
+	id, err := idOf(family)
 	if err != nil {
-		return nil, fmt.Errorf("ask for netlink family %s: %w", family, err)
+		return nil, err
 	}
-	req := nl.NewNetlinkRequest(int(f.ID), flags)
+	req := nl.NewNetlinkRequest(int(id), flags)
 	req.AddData(&nl.Genlmsg{Command: cmd, Version: familyVersion})
 	for _, d := range data {
 		req.AddData(d)
 	}
 	msgs, err := req.Execute(unix.NETLINK_GENERIC, 0)
+	return attributesOf(msgs, family, cmd, err)
+}
+
+// idOf is the number that the kernel has given a family.
+func idOf(family string) (uint16, error) {
+	f, err := netlink.GenlFamilyGet(family)
+	if errors.Is(err, unix.ENOENT) {
+		err = ErrNoSMC
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ask for netlink family %s: %w", family, err)
+	}
+	return f.ID, nil
+}
+
+// attributesOf takes the headers off the answers to a command.
+func attributesOf(msgs [][]byte, family string, cmd uint8, err error) ([][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("command %d of netlink family %s: %w", cmd, family, err)
 	}
@@ -72,6 +88,18 @@ func exchange(family string, cmd uint8, flags int, data ...nl.NetlinkRequestData
 }
 
 func dump(family string, cmd uint8) ([][]byte, error) { return exchange(family, cmd, unix.NLM_F_DUMP) }
+
+// dumpFew is dump for a list that a program with NET_ADMIN in a pod can make as long as it likes. The error is [linux.ErrTooMuch] if it
+// is longer than is looked through.
+func dumpFew(family string, cmd uint8) ([][]byte, error) {
+	id, err := idOf(family)
+	if err != nil {
+		return nil, err
+	}
+	header := nl.Genlmsg{Command: cmd, Version: familyVersion}
+	msgs, err := linux.DumpFew(unix.NETLINK_GENERIC, id, header.Serialize())
+	return attributesOf(msgs, family, cmd, err)
+}
 
 func do(family string, cmd uint8, data ...nl.NetlinkRequestData) error {
 	_, err := exchange(family, cmd, unix.NLM_F_ACK, data...)
@@ -197,11 +225,12 @@ func ueid(id string) *nl.RtAttr {
 	return nl.NewRtAttr(1, nl.ZeroTerminated(id+strings.Repeat(" ", max(0, length-len(id)))))
 }
 
-// PNets returns the table of physical networks.
+// PNets returns the table of physical networks of this network namespace. The error is [linux.ErrTooMuch] if it is longer than is
+// looked through.
 func PNets() ([]PNet, error) {
-	msgs, err := dump(familyPNet, cmdListPNets)
+	msgs, err := dumpFew(familyPNet, cmdListPNets)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("table of physical networks: %w", err)
 	}
 	var all []PNet
 	for _, m := range msgs {
