@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -598,18 +599,19 @@ func (hs *holds) opened(h *hold) {
 
 // closed keeps what an opened hold counted.
 func (hs *holds) closed(h *hold) {
+	c := h.holder.Counters()
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	delete(hs.open, h)
-	hs.ended.Add(h.holder.Counters())
+	hs.ended.Add(c)
 }
 
-// counters are those of all holds since the start.
+// counters are those of all holds since the start. No pod's holder is asked under the lock, which connections of all pods take.
 func (hs *holds) counters() linux.HolderCounters {
 	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	sum := hs.ended
-	for h := range hs.open {
+	sum, open := hs.ended, slices.Collect(maps.Keys(hs.open))
+	hs.mu.Unlock()
+	for _, h := range open {
 		sum.Add(h.holder.Counters())
 	}
 	return sum

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -238,4 +239,52 @@ func TestHold_repaired(t *testing.T) {
 		t.Errorf("session ended by %q, %d queues, counted %d", session.endedBy(), len(made), b.a.holds.counters().NotSYN)
 	}
 	must(t, px.hold.Load().close())
+}
+
+// slowHolder is a holder that counts only when slow is closed.
+type slowHolder struct {
+	holder
+	asked, slow chan struct{}
+}
+
+func (h *slowHolder) Counters() linux.HolderCounters {
+	h.asked <- struct{}{}
+	<-h.slow
+	return linux.HolderCounters{NotSYN: 2}
+}
+
+// TestHolds_counters: while one pod's holder is asked what it counted, also when it is closed, connections of other pods do
+// not wait.
+func TestHolds_counters(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.a.holds.enable(b.a)
+	h := &slowHolder{asked: make(chan struct{}), slow: make(chan struct{})}
+	pod := &hold{px: b.proxy("a").px, holder: h}
+	b.a.holds.opened(pod)
+	sums := make(chan uint64, 2)
+	go func() { sums <- b.a.holds.counters().NotSYN }()
+	<-h.asked
+	go func() {
+		b.a.holds.closed(pod)
+		sums <- b.a.holds.counters().NotSYN
+	}()
+	<-h.asked
+	local := make(chan bool, 1)
+	go func() {
+		from := netip.MustParseAddrPort("192.0.2.9:80")
+		defer b.a.holds.begin(from, &atomic.Bool{})()
+		local <- b.a.holds.isLocal(from)
+	}()
+	select {
+	case yes := <-local:
+		if !yes {
+			t.Error("a connection of this node is not known as one")
+		}
+	case <-time.After(waitLimit):
+		t.Error("a connection of another pod waits")
+	}
+	close(h.slow)
+	if one, two := <-sums, <-sums; one != 2 || two != 2 {
+		t.Errorf("counted %d and %d, want 2", one, two)
+	}
 }

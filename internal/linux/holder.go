@@ -30,11 +30,14 @@ type Holder struct {
 	queue *Queue
 	ns    *NetNS
 
-	mu       sync.Mutex // guards what is below
+	mu       sync.Mutex // guards what is below, also while the kernel carries verdicts out
 	table    *synqueue.Table
 	verdicts *Verdicts
 	asks     []synqueue.Action
 	counters HolderCounters
+
+	shownMu sync.Mutex     // guards shown
+	shown   HolderCounters // for Counters
 }
 
 // HolderCounters count what a [Holder] did.
@@ -172,7 +175,12 @@ func (h *Holder) pollLocked(now time.Time) error {
 			h.verdicts.Accept(a.ID)
 		}
 	}
-	return h.queue.Send(h.verdicts)
+	err := h.queue.Send(h.verdicts)
+	h.shownMu.Lock()
+	defer h.shownMu.Unlock()
+	h.shown = h.counters
+	h.shown.Counters = h.table.Counters()
+	return err
 }
 
 // Answer decides about a connection for which Ask was called, as [synqueue.Table.Answer] does.
@@ -193,11 +201,10 @@ func (h *Holder) Forget() {
 	h.table.Forget()
 }
 
-// Counters are the counts since the holder was made.
+// Counters are the counts since the holder was made. They do not wait for verdicts that are being sent: the kernel takes the
+// packets through the rest of the namespace's rules meanwhile, which may be many.
 func (h *Holder) Counters() HolderCounters {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	c := h.counters
-	c.Counters = h.table.Counters()
-	return c
+	h.shownMu.Lock()
+	defer h.shownMu.Unlock()
+	return h.shown
 }
