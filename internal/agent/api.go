@@ -268,8 +268,8 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 }
 
 // apiSync makes the manager read the records, and answers when that is done: for all pods or, if
-// the event names a container, for the pod of that container. apiSync ignores the rest of the
-// event, since the records have it, too.
+// the event names a container, for the pod of that container. STATUS is answered as soon as the manager can read them.
+// apiSync ignores the rest of the event, since the records have it, too.
 func (a *agent) apiSync(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(req.Body)
 	if err != nil {
@@ -284,7 +284,7 @@ func (a *agent) apiSync(w http.ResponseWriter, req *http.Request) {
 		problem(w, http.StatusServiceUnavailable, errStopping)
 		return
 	}
-	if err := a.manager.sync(req.Context(), event.ContainerID); err != nil {
+	if err := a.manager.sync(req.Context(), event); err != nil {
 		problem(w, http.StatusServiceUnavailable, err)
 		return
 	}

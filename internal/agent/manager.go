@@ -60,14 +60,14 @@ func (m *manager) restart() {
 
 // syncing is a request to start a round now.
 type syncing struct {
-	container string                 // whose pod the caller waits for; "": all pods
-	waits     chan []<-chan struct{} // gets what to wait for, once
+	event cni.Event
+	waits chan []<-chan struct{} // gets what to wait for, once
 }
 
-// sync makes the manager start a round now, and waits until it is done: for the pod of a container
-// or, if that is "", for all pods.
-func (m *manager) sync(ctx context.Context, container string) error {
-	s := &syncing{container: container, waits: make(chan []<-chan struct{}, 1)}
+// sync makes the manager start a round now, and waits until it is done: for the pod of the event's container
+// or, if it has none, for all pods. If nothing happened, sync only waits until the manager could start one.
+func (m *manager) sync(ctx context.Context, event cni.Event) error {
+	s := &syncing{event: event, waits: make(chan []<-chan struct{}, 1)}
 	m.mu.Lock()
 	ended := m.ended
 	m.mu.Unlock()
@@ -155,9 +155,7 @@ func (m *manager) run(ctx, lasting context.Context) *handover {
 			m.a.legacies.addNewDevices(m.a.rnics.Node())
 			m.a.raiseQueuePairs()
 		case s := <-m.syncs:
-			jobs := m.reconcile(ctx, true)
-			m.a.wire.reconcile(time.Now(), false)
-			s.waits <- jobs.of(s.container)
+			s.waits <- m.syncNow(ctx, s.event)
 		case <-m.a.cfg.Reload:
 			m.a.reload()
 			m.a.wire.reconcile(time.Now(), true) // another node joined, perhaps, and waits to be let in
@@ -165,6 +163,16 @@ func (m *manager) run(ctx, lasting context.Context) *handover {
 			m.a.legacies.enforcePolicies()
 		}
 	}
+}
+
+// syncNow starts a round because of an event, and returns what to wait for.
+func (m *manager) syncNow(ctx context.Context, event cni.Event) []<-chan struct{} {
+	if event.Verb == "STATUS" {
+		return nil // one pod that is slow, or fails, does not keep new ones from being attached
+	}
+	jobs := m.reconcile(ctx, true)
+	m.a.wire.reconcile(time.Now(), false)
+	return jobs.of(event.ContainerID)
 }
 
 // finish waits for the pods' jobs. If the agent ends for good, it waits for jobPatience at most.

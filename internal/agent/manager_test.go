@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -223,6 +224,22 @@ func TestManager_idle(t *testing.T) {
 	if got := slices.Sorted(maps.Keys(m.idle())); !slices.Equal(got, []string{"idle", "served"}) {
 		t.Errorf("idle are %v", got)
 	}
+}
+
+// TestManager_status: STATUS is answered while a pod's set-up takes long.
+func TestManager_status(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.start()
+	hang := make(chan struct{})
+	b.kernel.change(func() { b.kernel.hang = map[string]chan struct{}{"/netns/slow": hang} })
+	b.attach("slow", 1)
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit)
+	defer cancel()
+	for range 2 {
+		must(t, cni.Notify(ctx, b.cfg.Node.APISocket, cni.Event{Verb: "STATUS"}))
+	}
+	close(hang)
+	b.sync()
 }
 
 // TestManager_manyAtOnce: pods that share devices are set up and ended at once.

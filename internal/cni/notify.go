@@ -17,7 +17,7 @@ import (
 )
 
 // SyncPath is the path of the agent's API to which Notify sends its POST. The agent
-// answers with a status of 200 to 299 once it has read the records and set the pods up.
+// answers with a status of 200 to 299 once it has read the records and set the pods up, or to STATUS once it could begin to.
 const SyncPath = "/v1/attachments/sync"
 
 // Event tells the agent why it is notified. The agent may ignore it: the records say
