@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -119,12 +121,9 @@ func (a *agent) sweepAll() error {
 	for _, j := range junk {
 		a.cfg.Log.Warn("a pod may keep a table that does nothing any more: its record cannot be read", "err", j)
 	}
-	swept := map[string]bool{}
-	for _, att := range atts {
-		if swept[att.NetNS] {
-			continue
-		}
-		swept[att.NetNS] = true
+	groups, _ := byNamespace(atts)
+	for _, key := range slices.Sorted(maps.Keys(groups)) {
+		att := groups[key][0]
 		n, err := a.cfg.kernel.open(att.NetNS)
 		if errors.Is(err, linux.ErrGone) {
 			continue

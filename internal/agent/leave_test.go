@@ -213,3 +213,13 @@ func TestReleaseDraining(t *testing.T) {
 		t.Error("a successor gets a pod that is being set up")
 	}
 }
+
+// TestSweepAll_stale: where the record of a pod that is gone has the path of one that is there, that one is swept.
+func TestSweepAll_stale(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	p := b.attachAgain()
+	must(t, b.a.sweepAll())
+	if p.sweeps != 1 {
+		t.Errorf("swept %d times", p.sweeps)
+	}
+}

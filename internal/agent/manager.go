@@ -253,7 +253,8 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out podWaits) {
 		m.a.cfg.Log.Warn("attachment records not read; pods stay as they are", "err", err)
 		return nil
 	}
-	m.noteJunk(junk)
+	wanted, stale := byNamespace(atts)
+	m.noteJunk(append(junk, stale...))
 	r := &round{node: m.a.node.Load()}
 	r.left.Store(1)
 	defer m.partDone(r)
@@ -265,10 +266,6 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out podWaits) {
 			l.containers = append(l.containers, att.ContainerID)
 		}
 		out = append(out, l)
-	}
-	wanted := map[string][]cni.Attachment{}
-	for _, att := range atts {
-		wanted[att.NetNS] = append(wanted[att.NetNS], att)
 	}
 	known := m.jobs.underWay() // before the snapshot: a pod whose job ends in between is then in the snapshot
 	have := m.snapshot()
@@ -288,6 +285,26 @@ func (m *manager) reconcile(ctx context.Context, force bool) (out podWaits) {
 		ask(key, known[key], wanted[key])
 	}
 	return out
+}
+
+// byNamespace groups records by the path of their namespace. Where a pod went without its CNI DEL, its record is left, and
+// container runtimes use paths again: of the namespaces that were at a path, only that of the newest record counts.
+func byNamespace(atts []cni.Attachment) (groups map[string][]cni.Attachment, stale []*cni.JunkError) {
+	newest := map[string]cni.Attachment{} // of those whose namespace is known
+	for _, att := range atts {
+		if n, ok := newest[att.NetNS]; att.NetNSID != 0 && (!ok || att.Created.After(n.Created)) {
+			newest[att.NetNS] = att
+		}
+	}
+	groups = map[string][]cni.Attachment{}
+	for _, att := range atts {
+		if n := newest[att.NetNS]; att.NetNSID != 0 && att.NetNSID != n.NetNSID {
+			stale = append(stale, &cni.JunkError{Name: att.FileName(), Err: fmt.Errorf("is of an earlier namespace at %s than %s", att.NetNS, n.FileName())})
+			continue
+		}
+		groups[att.NetNS] = append(groups[att.NetNS], att)
+	}
+	return groups, stale
 }
 
 // partDone notes that one of the round's parts is done. After the last part all pods are in line

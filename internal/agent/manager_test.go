@@ -242,6 +242,37 @@ func TestManager_status(t *testing.T) {
 	b.sync()
 }
 
+// attachAgain makes a pod with a record at the path of one that is gone without its DEL. The earlier record is the first by name.
+func (b *bench) attachAgain() *fakePod {
+	b.t.Helper()
+	p := b.kernel.add("/netns/a", 2)
+	for id, name := range map[uint64]string{1: "former", 2: "now"} {
+		att := attachmentOf(name, fmt.Sprintf("192.0.2.%d/24", id))
+		att.NetNS, att.NetNSID, att.Network, att.Created = "/netns/a", id, "n", time.Unix(int64(id), 0).UTC()
+		must(b.t, b.store.Write(att))
+	}
+	return p
+}
+
+// TestManager_pathAgain: a record of a pod that is gone does not take the place of the pod that has its path now.
+func TestManager_pathAgain(t *testing.T) {
+	b := newBench(t, "", preferAll)
+	b.attachAgain()
+	b.start()
+	all := value(b.client.Attachments(t.Context()))(t)
+	if len(all.Attachments) != 1 || len(all.Malformed) != 1 || !strings.Contains(all.Malformed[0], "former-eth0") {
+		t.Fatalf("%+v", all)
+	}
+	if a := all.Attachments[0]; a.ContainerID != "now" || a.State != agentapi.StateReady {
+		t.Errorf("attachment %+v", a)
+	}
+	must(t, b.store.Delete("former", "eth0"))
+	b.sync()
+	if all := value(b.client.Attachments(t.Context()))(t); len(all.Malformed) != 0 {
+		t.Errorf("%+v", all)
+	}
+}
+
 // TestManager_manyAtOnce: pods that share devices are set up and ended at once.
 func TestManager_manyAtOnce(t *testing.T) {
 	b := newBench(t, "", preferAll)
