@@ -126,7 +126,7 @@ func newMetrics(look func() gauges) *metrics {
 		trespasses:     counter("trespasses_total", "Links that ended because the peer asked for memory that is not its own."),
 		acceptErrors:   counter("accept_errors_total", "Connections that could not be accepted for want of descriptors or memory."),
 		undiverted:     vec("undiverted_connections_total", "Connections to the agent's listeners in pods that were not diverted there, and were reset.", "door"),
-		renewErrors:    counter("renew_errors_total", "Renewals of a diversion that did not work."),
+		renewErrors:    counter("renew_errors_total", "Renewals of a diversion that did not work, or came when it had lapsed."),
 		podErrors:      counter("pod_errors_total", "Set-ups of pods that did not work."),
 		apiDenied:      counter("api_denied_total", "Requests to the API by users that may not use it."),
 		reloads:        vec("reloads_total", "Reloads of the configuration.", "result"),

@@ -386,7 +386,8 @@ func (px *proxy) renewEvery() time.Duration {
 //	4 s       the loop is late: not renewed
 //	6 s       the diversion expires; new connections go directly
 func (px *proxy) heartbeat() {
-	look := time.Now().Add(lookPause(px.surroundings.Load().Cost))
+	renewed := time.Now()
+	look := renewed.Add(lookPause(px.surroundings.Load().Cost))
 	for px.sleep(px.renewEvery()) {
 		if px.draining.Load() || px.released.Load() {
 			return
@@ -408,10 +409,20 @@ func (px *proxy) heartbeat() {
 			px.log.Warn("redirection was deleted by somebody; it is put back")
 			err = px.restoreTable()
 		}
-		if err != nil && !errors.Is(err, linux.ErrClosed) {
+		if errors.Is(err, linux.ErrClosed) {
+			continue
+		}
+		now := time.Now()
+		if err != nil {
 			px.agent.metrics.renewErrors.Inc()
 			px.log.Warn("diversion not renewed", "err", err)
+			continue
 		}
+		if late := now.Sub(renewed) - px.agent.node.Load().RedirectTTL; late > 0 {
+			px.agent.metrics.renewErrors.Inc()
+			px.log.Warn("diversion renewed too late: meanwhile new connections went past the agent", "for", late.Round(time.Millisecond))
+		}
+		renewed = now
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
 	"github.com/smcr-io/kube-smcr/internal/cni"
@@ -655,6 +656,9 @@ func TestProxy_heartbeat(t *testing.T) {
 			if n := p.renews(); n != 4 {
 				t.Errorf("%d renewals after the loops came round again, want 4", n)
 			}
+			if n := testutil.ToFloat64(p.b.a.metrics.renewErrors); n != 0 {
+				t.Errorf("%v renewals count as errors, and the diversion never lapsed", n)
+			}
 			p.px.kill()
 			synctest.Wait()
 		})
@@ -674,6 +678,10 @@ func TestProxy_heartbeat(t *testing.T) {
 			synctest.Wait()
 			if n := p.renews(); n != 1 {
 				t.Errorf("%d renewals when the stack answers again, want 1", n)
+			}
+			<-time.After(p.px.renewEvery())
+			if n := testutil.ToFloat64(p.b.a.metrics.renewErrors); n != 1 || strings.Count(p.b.log.String(), "renewed too late") != 1 {
+				t.Errorf("%v renewals count as errors, want the one before which the diversion had lapsed:\n%s", n, p.b.log.String())
 			}
 			p.px.kill()
 			synctest.Wait()
