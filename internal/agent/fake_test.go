@@ -419,7 +419,6 @@ type fakeStack struct {
 	declined []clc.Reason
 	closed   bool
 	hang     chan struct{} // Stats waits for it
-	adding   chan struct{} // AddDevice waits for it
 	closing  int
 	added    []rdma.Device
 	removed  []string
@@ -473,12 +472,6 @@ func (s *fakeStack) Stats() smcr.Stats {
 }
 
 func (s *fakeStack) AddDevice(d rdma.Device) error {
-	s.mu.Lock()
-	adding := s.adding
-	s.mu.Unlock()
-	if adding != nil {
-		<-adding
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.addErr == nil {

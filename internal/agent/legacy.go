@@ -5,7 +5,6 @@ package agent
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agent/rnics"
@@ -17,7 +16,9 @@ import (
 // manages the node again, the manager's.
 type legacies struct {
 	proxies []legacy
-	ending  sync.WaitGroup // what runs in the background: releases, new devices, and the ends of proxies
+	ending  sync.WaitGroup // what runs in the background: releases, and the ends of proxies
+
+	openCount uint64 // Set.Usable's count when all stacks got their devices
 }
 
 // legacy is a proxy that was released.
@@ -28,9 +29,6 @@ type legacy struct {
 	late     bool            // it had not when the node was handed over
 	until    time.Time       // nothing is diverted to it after that
 	closed   bool            // its listeners are
-
-	openCount uint64       // Set.Usable's count when the stack got its devices
-	adding    *atomic.Bool // the stack is getting some
 }
 
 // add releases proxies, side by side, and keeps them. It waits for releasePatience at most: one pod must not keep the node, and the
@@ -42,7 +40,7 @@ func (ls *legacies) add(proxies []*proxy, now func() time.Time) {
 	first := len(ls.proxies)
 	for _, px := range proxies {
 		released := make(chan struct{})
-		l := legacy{proxy: px, released: released, adding: &atomic.Bool{}}
+		l := legacy{proxy: px, released: released}
 		l.lasting = max(handoverTTL, px.tableConfig.Load().FailOpenTTL) // at least its own TTL, for which it lasts if the release fails
 		ls.proxies = append(ls.proxies, l)
 		ls.ending.Go(func() {
@@ -121,10 +119,6 @@ func (ls *legacies) stopFinished(now time.Time) {
 	ls.settle()
 	kept := ls.proxies[:0]
 	for _, l := range ls.proxies {
-		if l.adding.Load() { // the stack may be locked for long
-			kept = append(kept, l)
-			continue
-		}
 		gone := l.net.gone()
 		idle := now.After(l.until) && l.agent.sessions.count(l.proxy) == 0
 		// The proxy resigns here, since others that share the stack are looked at before the proxy has stopped.
@@ -142,24 +136,16 @@ func (ls *legacies) stopFinished(now time.Time) {
 	ls.proxies = kept
 }
 
-// addNewDevices gives the stacks the devices that were opened while they ran. It does so in the background, since a stack moves into
-// a device with all its memory.
+// addNewDevices gives the stacks the devices that were opened while they ran.
 func (ls *legacies) addNewDevices(node *rnics.Set) {
-	_, count := node.Usable()
-	for i := range ls.proxies {
-		l := &ls.proxies[i]
-		if count == l.openCount || !l.adding.CompareAndSwap(false, true) {
-			continue
-		}
-		l.openCount = count
-		px, adding := l.proxy, l.adding
-		ls.ending.Go(func() {
-			defer adding.Store(false)
-			open, _ := px.set.Usable()
-			if err := addDevices(px.stack, open); err != nil {
-				px.log.Warn("RDMA device not used by a pod that was handed over", "err", err)
+	if _, count := node.Usable(); count != ls.openCount {
+		ls.openCount = count
+		for _, l := range ls.proxies {
+			open, _ := l.set.Usable()
+			if err := addDevices(l.stack, open); err != nil {
+				l.log.Warn("RDMA device not used by a pod that was handed over", "err", err)
 			}
-		})
+		}
 	}
 }
 
