@@ -269,14 +269,14 @@ func (a *agent) manage(ctx context.Context, api *apiServer) error {
 		defer stopAPI()
 		defer stopManager()
 		defer a.manager.noHandover()
-		switch h := a.manager.run(managerCtx, ctx); {
+		switch h := a.manager.run(managerCtx); {
 		case h != nil:
 			a.handOver(h, api)
 			return nil
 		case a.left():
 			return a.leave(ctx)
 		case ctx.Err() == nil: // awaitAble or awaitReplaced ended the manager, and Run will be called again: keep the table of an earlier agent
-			_, ended := a.manager.shutdown(context.WithoutCancel(ctx), noEnd)
+			_, ended := a.manager.shutdown(context.WithoutCancel(ctx))
 			return errors.Join(<-ended, a.wire.remove(), a.wire.closeHandedOver())
 		}
 		return a.end(ctx, api, stopAPI)

@@ -76,22 +76,21 @@ type fakePod struct {
 }
 
 type fakeRedirect struct {
-	removing  func() // called by Remove first, as releasing is by Release; nil: nothing
-	releasing func()
-	mu        sync.Mutex // guards what is below
-	cfg       linux.RedirectConfig
-	renews    int
-	updates   int
-	renewErr  error
-	updErr    error // of the next update
-	bypErr    error // of each bypass
-	bypassed  []netip.AddrPort
-	ttl       time.Duration // of the last one of them
-	forgot    int
-	caught    bool
-	removed   bool
-	held      time.Duration
-	closed    bool
+	removing func()     // called by Remove first; nil: nothing
+	mu       sync.Mutex // guards what is below
+	cfg      linux.RedirectConfig
+	renews   int
+	updates  int
+	renewErr error
+	updErr   error // of the next update
+	bypErr   error // of each bypass
+	bypassed []netip.AddrPort
+	ttl      time.Duration // of the last one of them
+	forgot   int
+	caught   bool
+	removed  bool
+	held     time.Duration
+	closed   bool
 }
 
 func newFakeKernel() *fakeKernel { return &fakeKernel{pods: map[string]*fakePod{}} }
@@ -384,16 +383,10 @@ func (r *fakeRedirect) Remove() error {
 	return nil
 }
 
-func (r *fakeRedirect) Release(ctx context.Context, hold time.Duration) error {
-	if r.releasing != nil {
-		r.releasing()
-	}
+func (r *fakeRedirect) Release(hold time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed = true; ctx.Err() != nil {
-		return ctx.Err()
-	}
-	r.held = hold
+	r.held, r.closed = hold, true
 	return nil
 }
 

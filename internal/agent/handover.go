@@ -21,8 +21,7 @@ import (
 //	POST /v1/handover ------------->  the manager stops: from now on the agent
 //	                                  starts, renews and sweeps nothing
 //	                                  renews each diversion to its listeners
-//	                                  once, for handoverTTL; one that is late
-//	                                  after releasePatience ends by itself
+//	                                  once, for handoverTTL
 //	                                  closes its API and metrics, gives up
 //	                                  the node's lock
 //	<-------------------------- 204
@@ -43,10 +42,6 @@ import (
 //	 3 s  the agent finds the lock free for the first time (pollEvery)
 //	 8 s  the lock was free for successorPatience: the agent manages the node
 //	      again, and sets the pods up anew
-//
-// The agent refuses, and the successor asks again, as long as a pod is being set up, changed or removed:
-// it would go on after the handover. A transaction that the kernel is at then comes before those of the
-// successor in that pod.
 //
 // Pods whose table the successor had already replaced are direct from RedirectTTL
 // after its death until then.
@@ -100,10 +95,9 @@ func (a *agent) apiHandover(w http.ResponseWriter, req *http.Request) {
 func (a *agent) handOver(h *handover, api *apiServer) {
 	a.manages(false)
 	a.legacies.closeListeners(time.Now()) // those of an earlier handover: one port has two listeners at most
-	var proxies []*proxy
 	for key, p := range a.manager.snapshot() {
 		if p.proxy != nil {
-			proxies = append(proxies, p.proxy)
+			a.legacies.add(p.proxy, time.Now())
 		} else {
 			rest := *p
 			a.manager.parkKernel(&rest)
@@ -111,7 +105,6 @@ func (a *agent) handOver(h *handover, api *apiServer) {
 		}
 		a.manager.put(key, nil)
 	}
-	a.legacies.add(proxies, time.Now)
 	a.giveUpNode(h, api)
 }
 
@@ -189,7 +182,7 @@ func (a *agent) takeOver(ctx context.Context) error {
 			// The agent hangs. (An agent that is ending answers 503 and is asked again.)
 			return fmt.Errorf("take the node over: %w", err)
 		case refused != nil && !waiting:
-			a.cfg.Log.Info("waiting for another agent that is ending or busy", "agent", s.Instance, "why", refused.Reason)
+			a.cfg.Log.Info("waiting for another agent that is ending", "agent", s.Instance)
 		}
 		if !sleep(ctx, nodeLockPoll) {
 			return fmt.Errorf("take the node over: %w", err)
@@ -212,7 +205,7 @@ func (a *agent) standBy(ctx context.Context) (*apiServer, error) {
 		case <-ctx.Done():
 			a.awaitSuccessor(ctx, succ)
 			a.cfg.Log.Info("draining", "conns", a.sessions.count(nil), "timeout", a.node.Load().DrainTimeout)
-			err := a.drainFor(ctx, a.legacies.take(), a.node.Load().DrainTimeout, a.cfg.stopPatience, nil)
+			err := a.drainFor(ctx, a.legacies.take(), a.node.Load().DrainTimeout, nil)
 			return nil, errors.Join(err, a.wire.endStandby(succ.wire(ctx)))
 		case <-a.cfg.Leave:
 			return nil, a.leaveStandingBy(ctx)

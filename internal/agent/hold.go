@@ -193,7 +193,14 @@ func (h *hold) start() {
 }
 
 // hasEnded tells whether the queue is served no more.
-func (h *hold) hasEnded() bool { return isClosed(h.ended) }
+func (h *hold) hasEnded() bool {
+	select {
+	case <-h.ended:
+		return true
+	default:
+		return false
+	}
+}
 
 // close lets go what is held, and unbinds the queue. h may be nil.
 func (h *hold) close() error {

@@ -5,11 +5,9 @@ package agent
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -19,7 +17,7 @@ import (
 // thing after the other. Ending the link groups of a pod whose peers do not answer takes long, for
 // example; it then holds up that pod only. There are at most as many goroutines as pods.
 type jobs struct {
-	left atomic.Bool // the agent ends before they have: no set-up goes on
+	wg sync.WaitGroup
 
 	mu    sync.Mutex // guards what is below
 	busy  map[string]*job
@@ -32,7 +30,6 @@ type job struct {
 	ctx  context.Context         //nolint:containedctx // of what is under way
 	end  context.CancelCauseFunc // ends ctx, with a cause
 	next *desired                // submitted while now is under way
-	over chan struct{}           // closed when the job has ended
 }
 
 // errDetached ends the set-up under way of a pod whose record was removed.
@@ -86,16 +83,16 @@ func (j *jobs) submit(ctx context.Context, key string, w desired, do func(contex
 		b.next = &w
 		return w.done
 	}
-	b := &job{over: make(chan struct{})}
+	b := &job{}
 	b.start(ctx, &w)
 	j.busy[key] = b
-	go func() {
+	j.wg.Go(func() {
 		for more := true; more; {
 			do(b.ctx, *b.now)
 			close(b.now.done)
 			more = j.startNext(ctx, key, b)
 		}
-	}()
+	})
 	return w.done
 }
 
@@ -106,7 +103,6 @@ func (j *jobs) startNext(ctx context.Context, key string, b *job) (more bool) {
 	b.end(nil)
 	if b.next == nil || j.ended {
 		delete(j.busy, key)
-		close(b.over)
 		return false
 	}
 	b.start(ctx, b.next)
@@ -132,37 +128,10 @@ func (j *jobs) open() {
 	j.busy, j.ended = map[string]*job{}, false
 }
 
-// finish drops what waits, and waits for the work under way until giveUp. It returns the pods that have some still; a
-// set-up under way there ends with errDetached.
-func (j *jobs) finish(giveUp <-chan time.Time) (late []string) {
+// finish waits for the work under way, and drops what waits.
+func (j *jobs) finish() {
 	j.mu.Lock()
 	j.ended = true
 	j.mu.Unlock()
-	late = j.await(giveUp)
-	j.left.Store(len(late) > 0)
-	return late
-}
-
-// await waits until no pod has work under way, or until giveUp, and returns the pods that have some still.
-func (j *jobs) await(giveUp <-chan time.Time) (late []string) {
-	for {
-		busy := j.all()
-		if len(busy) == 0 {
-			return nil
-		}
-		for _, b := range busy {
-			select {
-			case <-b.over:
-			case <-giveUp:
-				return slices.Sorted(maps.Keys(j.all()))
-			}
-		}
-	}
-}
-
-// all are the jobs that there are.
-func (j *jobs) all() map[string]*job {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return maps.Clone(j.busy)
+	j.wg.Wait()
 }

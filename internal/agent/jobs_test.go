@@ -70,7 +70,7 @@ func TestJobs(t *testing.T) {
 		dropped := ask("a", "7", true, false)
 		time.AfterFunc(time.Second, func() { close(gate) })
 		start := time.Now()
-		j.finish(nil)
+		j.finish()
 		if took := time.Since(start); took != time.Second || over(dropped) || did[len(did)-1] != "a 6" {
 			t.Errorf("finished after %v: %v", took, did)
 		}

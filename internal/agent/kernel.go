@@ -72,7 +72,7 @@ type redirect interface {
 	Forget() error
 	Caught() (bool, error)
 	Remove() error
-	Release(ctx context.Context, ttl time.Duration) error
+	Release(ttl time.Duration) error
 	Close() error
 }
 

@@ -25,7 +25,7 @@ import (
 func (a *agent) leave(ctx context.Context) error {
 	a.cfg.Log.Info("leaving the node clean", "conns", a.sessions.count(nil))
 	proxies := a.legacies.take()
-	for key, p := range a.manager.idle() {
+	for key, p := range a.manager.snapshot() {
 		if p.proxy != nil {
 			proxies = append(proxies, p.proxy)
 		} else {
@@ -35,7 +35,7 @@ func (a *agent) leave(ctx context.Context) error {
 		}
 		a.manager.put(key, nil)
 	}
-	err := a.drainFor(ctx, proxies, min(leaveDrain, a.node.Load().DrainTimeout), a.cfg.stopPatience, nil)
+	err := a.drainFor(ctx, proxies, min(leaveDrain, a.node.Load().DrainTimeout), nil)
 	return errors.Join(err, a.sweepAll(), a.kernelPath.remove(), cni.RemoveAll(a.cfg.Node.DataDir), a.wire.remove(), a.wire.closeHandedOver(), a.cfg.host.sweepWire())
 }
 
@@ -43,7 +43,7 @@ func (a *agent) leave(ctx context.Context) error {
 // successor that asks meanwhile gets the node at once. An agent that may be the node's last one
 // waits for a successor all that time, and leaves the node clean if none has asked.
 func (a *agent) end(ctx context.Context, api *apiServer, stopAPI func()) error {
-	proxies, drained := a.manager.shutdown(context.WithoutCancel(ctx), a.cfg.stopPatience)
+	proxies, drained := a.manager.shutdown(context.WithoutCancel(ctx))
 	last := a.cfg.MayBeLast != nil && a.cfg.MayBeLast()
 	var patience <-chan struct{} // closed when the wait for a successor is over; nil: it is, or nobody waits
 	if last {
@@ -59,12 +59,11 @@ func (a *agent) end(ctx context.Context, api *apiServer, stopAPI func()) error {
 		case <-patience:
 			patience = nil
 		case h := <-a.manager.handovers:
-			if err := a.releaseDraining(proxies); err != nil {
-				h.done <- err
-				continue
-			}
 			a.manager.noHandover() // of two successors one waits for the other
 			a.manages(false)
+			for _, px := range proxies {
+				px.releaseDraining()
+			}
 			a.giveUpNode(h, api)
 			stopAPI()
 			if drained != nil {
@@ -81,37 +80,6 @@ func (a *agent) end(ctx context.Context, api *apiServer, stopAPI func()) error {
 		return errors.Join(err, a.leave(ctx))
 	}
 	return errors.Join(err, a.wire.end())
-}
-
-// releaseDraining leaves the pods, from which nothing is diverted any more, to a successor. A pod that is late with the end of
-// its diversion keeps nobody: that ends by itself. But what is being removed from a pod would be removed from under the
-// successor; it fails then, and the successor asks again.
-func (a *agent) releaseDraining(proxies []*proxy) error {
-	if late := a.manager.late; len(late) > 0 {
-		return fmt.Errorf("pods are being set up, changed or removed still: %v", late)
-	}
-	var wg sync.WaitGroup
-	for _, px := range proxies {
-		wg.Go(px.releaseDraining)
-	}
-	ended := make(chan struct{})
-	go func() {
-		wg.Wait()
-		close(ended)
-	}()
-	select {
-	case <-ended:
-		return nil
-	case <-time.After(releasePatience):
-	}
-	for _, px := range proxies {
-		if !px.leaving.TryLock() {
-			return fmt.Errorf("pod %v is being left", podOf((*px.atts.Load())[0]))
-		}
-		px.released.Store(true)
-		px.leaving.Unlock()
-	}
-	return nil
 }
 
 // sweepAll removes what agents left in the namespaces of all records.
@@ -146,7 +114,7 @@ func (a *agent) sweepAll() error {
 func (a *agent) leaveStandingBy(ctx context.Context) error {
 	l, err := tryLockNode(a.node.Load().APISocket)
 	if errors.Is(err, errNodeLocked) {
-		return errors.Join(a.drainFor(ctx, a.legacies.take(), 0, a.cfg.stopPatience, nil), a.wire.endStandby(agentapi.WireNone))
+		return errors.Join(a.drainFor(ctx, a.legacies.take(), 0, nil), a.wire.endStandby(agentapi.WireNone))
 	}
 	if err != nil {
 		return err
@@ -187,21 +155,16 @@ func (a *agent) left() bool {
 
 // drainFor gives the sessions time d to end and stops the proxies, all at once. It calls ended, if
 // given, after each proxy. Sessions that a change of the policies does not allow any more are reset
-// at once. When patience is over after d, it does not wait for the others: the kernel may be at a pod's rules for
-// long.
-func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d, patience time.Duration, ended func(*proxy)) error {
+// at once.
+func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d time.Duration, ended func(*proxy)) error {
 	a.draining.Store(true)
 	ctx, cancel := a.hurried(context.WithoutCancel(ctx), d)
 	defer cancel()
 	var (
 		wg   sync.WaitGroup
-		mu   sync.Mutex // guards what is below
+		mu   sync.Mutex // guards errs
 		errs []error
-		left = map[*proxy]struct{}{}
 	)
-	for _, px := range proxies {
-		left[px] = struct{}{}
-	}
 	for _, px := range proxies {
 		wg.Go(func() {
 			px.drain(ctx)
@@ -212,23 +175,16 @@ func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d, patience time
 			mu.Lock()
 			defer mu.Unlock()
 			errs = append(errs, err)
-			delete(left, px)
 		})
 	}
 	done := make(chan struct{})
 	go func() {
 		wg.Wait()
-		a.legacies.ending.Wait()
 		close(done)
 	}()
-	over, late := ctx.Done(), (<-chan time.Time)(nil)
 	for draining := true; draining; {
 		select {
 		case <-done:
-			draining = false
-		case <-over:
-			over, late = nil, time.After(patience)
-		case <-late:
 			draining = false
 		case <-a.cfg.Reload:
 			a.reload()
@@ -237,11 +193,7 @@ func (a *agent) drainFor(ctx context.Context, proxies []*proxy, d, patience time
 			}
 		}
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	for px := range left {
-		px.log.Warn("pod not left clean: what the kernel is doing there does not end; its diversion ends by itself", "waited", patience)
-	}
+	a.legacies.ending.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("leave pods: %w", err)
 	}

@@ -3,17 +3,11 @@
 package agent
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/smcr-io/kube-smcr/internal/cni"
 )
 
 // TestLeave: all pods with a record are swept, whether they were served or not,
@@ -129,89 +123,6 @@ func TestEnd_succeeded(t *testing.T) {
 	b.successor("new")
 	b.stop()
 	pingOnce(t, b.dial(p, 2))
-}
-
-// TestDrainFor_late: one pod in which the kernel is at something does not keep the agent.
-func TestDrainFor_late(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newAbleBare(t, "", preferAll)
-		slow, other := b.proxy("slow"), b.proxy("other")
-		end := make(chan struct{})
-		slow.redir.removing = func() { <-end }
-		start := time.Now()
-		must(t, b.a.drainFor(t.Context(), []*proxy{slow.px, other.px}, time.Second, time.Minute, nil))
-		if took := time.Since(start); took != time.Second+time.Minute || other.sweeps != 1 || !strings.Contains(b.log.String(), "pod not left clean") {
-			t.Errorf("took %v, the other one was swept %d times", took, other.sweeps)
-		}
-		close(end)
-		synctest.Wait()
-		if n := b.kernel.handles(); n != 0 {
-			t.Errorf("%d handles", n)
-		}
-	})
-}
-
-// TestRun_slowPods: an agent that is told to end does so though the end of one pod, or its set-up, takes long.
-func TestRun_slowPods(t *testing.T) {
-	b := newBench(t, "", preferAll)
-	b.cfg.jobPatience, b.cfg.stopPatience = 100*time.Millisecond, 100*time.Millisecond
-	hang := make(chan struct{})
-	slow, other := b.attach("slow", 1), b.attach("other", 2)
-	b.start()
-	slow.redir.look(func() { slow.redir.removing = func() { <-hang } })
-	b.kernel.change(func() { b.kernel.hang = map[string]chan struct{}{"/netns/new": hang} })
-	late := b.attach("new", 3)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if err := cni.Notify(ctx, b.cfg.Node.APISocket, cni.Event{Verb: "ADD", ContainerID: "new"}); err == nil {
-		t.Fatal("the pod is set up")
-	}
-	b.cancel()
-	select {
-	case err := <-b.done:
-		b.done = nil
-		must(t, err)
-	case <-time.After(waitLimit):
-		t.Error("the agent does not end")
-	}
-	if other.sweeps == 0 {
-		t.Error("the other pod was not swept")
-	}
-	close(hang)
-	eventually(t, func() string {
-		if n := b.kernel.handles(); n != 0 {
-			return fmt.Sprintf("%d handles", n)
-		}
-		return ""
-	})
-	if late.redir != nil {
-		t.Error("the pod was set up after the agent's end")
-	}
-}
-
-// TestReleaseDraining: a pod that is late with the end of its diversion does not keep a successor; one from which something
-// is being removed does.
-func TestReleaseDraining(t *testing.T) {
-	t.Parallel() // the test mostly waits
-	b := newAbleBare(t, "", preferAll)
-	slow, other := b.proxy("slow"), b.proxy("other")
-	end := make(chan struct{})
-	defer close(end)
-	slow.redir.removing = func() { <-end }
-	proxies := []*proxy{slow.px, other.px}
-	other.px.leaving.Lock() // as during a sweep
-	err := b.a.releaseDraining(proxies)
-	other.px.leaving.Unlock()
-	if err == nil || !strings.Contains(err.Error(), "test/other is being left") {
-		t.Errorf("releaseDraining = %v", err)
-	}
-	if err := b.a.releaseDraining(proxies); err != nil || !slow.px.released.Load() || !other.px.released.Load() {
-		t.Errorf("releaseDraining = %v; released %v, %v", err, slow.px.released.Load(), other.px.released.Load())
-	}
-	b.a.manager.late = []string{"/netns/late"}
-	if err := b.a.releaseDraining(proxies); err == nil {
-		t.Error("a successor gets a pod that is being set up")
-	}
 }
 
 // TestSweepAll_stale: where the record of a pod that is gone has the path of one that is there, that one is swept.

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 // manages the node again, the manager's.
 type legacies struct {
 	proxies []legacy
-	ending  sync.WaitGroup // what runs in the background: releases, and the ends of proxies
+	ending  sync.WaitGroup // proxies that stopFinished is stopping
 
 	openCount uint64 // Set.Usable's count when all stacks got their devices
 }
@@ -24,72 +23,21 @@ type legacies struct {
 // legacy is a proxy that was released.
 type legacy struct {
 	*proxy
-	lasting  time.Duration   // of its diversion after the release
-	released <-chan struct{} // closed when the release has ended
-	late     bool            // it had not when the node was handed over
-	until    time.Time       // nothing is diverted to it after that
-	closed   bool            // its listeners are
+	until  time.Time // nothing is diverted to it after that
+	closed bool      // its listeners are
 }
 
-// add releases proxies, side by side, and keeps them. It waits for releasePatience at most: one pod must not keep the node, and the
-// other pods' diversions, which nobody renews any more. The diversion of a pod that is late holds as long as it was last
-// renewed for, and the successor, which looks at all pods, sets that pod up as any other.
-func (ls *legacies) add(proxies []*proxy, now func() time.Time) {
-	ctx, cancel := context.WithTimeout(context.Background(), releasePatience)
-	defer cancel()
-	first := len(ls.proxies)
-	for _, px := range proxies {
-		released := make(chan struct{})
-		l := legacy{proxy: px, released: released}
-		l.lasting = max(handoverTTL, px.tableConfig.Load().FailOpenTTL) // at least its own TTL, for which it lasts if the release fails
-		ls.proxies = append(ls.proxies, l)
-		ls.ending.Go(func() {
-			defer close(released)
-			if err := px.release(ctx, l.lasting); err != nil {
-				px.log.Warn("diversion not held for the successor", "err", err)
-			}
-		})
+// add releases a proxy and keeps it.
+func (ls *legacies) add(px *proxy, now time.Time) {
+	lasting := max(handoverTTL, px.tableConfig.Load().FailOpenTTL) // at least its own TTL, for which it lasts if the release fails
+	if err := px.release(lasting); err != nil {
+		px.log.Warn("diversion not held for the successor", "err", err)
 	}
-	for i := first; i < len(ls.proxies); i++ {
-		l := &ls.proxies[i]
-		select {
-		case <-l.released:
-		case <-ctx.Done():
-			if l.late = !isClosed(l.released); !l.late {
-				continue
-			}
-			l.log.Warn("pod is late with its release; its diversion ends by itself unless the successor is there before", "waited", releasePatience)
-		}
-	}
-	for i := first; i < len(ls.proxies); i++ {
-		ls.proxies[i].until = now().Add(ls.proxies[i].lasting)
-	}
-}
-
-// settle has the diversion to a proxy whose release is late, or has just ended, last from now on.
-func (ls *legacies) settle() {
-	for i := range ls.proxies {
-		l := &ls.proxies[i]
-		if !l.late || l.closed {
-			continue
-		}
-		l.late = !isClosed(l.released)
-		l.until = time.Now().Add(l.lasting)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
+	ls.proxies = append(ls.proxies, legacy{proxy: px, until: now.Add(lasting)})
 }
 
 // divertedUntil is when the last diversion to one of their listeners ends.
 func (ls *legacies) divertedUntil() time.Time {
-	ls.settle()
 	var last time.Time
 	for _, l := range ls.proxies {
 		if l.until.After(last) {
@@ -116,7 +64,6 @@ func (ls *legacies) closeListeners(now time.Time) {
 // have no sessions, nor anything to deliver. A handle on a namespace keeps the namespace alive, so the proxy of a pod that
 // is gone must not keep its handle.
 func (ls *legacies) stopFinished(now time.Time) {
-	ls.settle()
 	kept := ls.proxies[:0]
 	for _, l := range ls.proxies {
 		gone := l.net.gone()

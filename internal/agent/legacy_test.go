@@ -3,12 +3,10 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -16,15 +14,10 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// stopped is a clock that stands still.
-func stopped(now time.Time) func() time.Time { return func() time.Time { return now } }
-
 // failingRelease is a redirection that cannot be released.
 type failingRelease struct{ redirect }
 
-func (failingRelease) Release(context.Context, time.Duration) error {
-	return errors.New("no memory for the table")
-}
+func (failingRelease) Release(time.Duration) error { return errors.New("no memory for the table") }
 
 // TestLegacies_add: a proxy that is kept is released first, so that the pod's table diverts to it for
 // handoverTTL at most. A proxy that cannot be released is kept all the same.
@@ -37,8 +30,8 @@ func TestLegacies_add(t *testing.T) {
 	}
 	p, q := b.proxy("a"), b.proxy("b")
 	q.px.redirect = failingRelease{q.redir}
-	ls.add([]*proxy{q.px}, stopped(now.Add(time.Second)))
-	ls.add([]*proxy{p.px}, stopped(now))
+	ls.add(q.px, now.Add(time.Second))
+	ls.add(p.px, now)
 	if p.redir.held != handoverTTL || !p.px.released.Load() || !q.px.released.Load() {
 		t.Errorf("held for %v, released %t and %t", p.redir.held, p.px.released.Load(), q.px.released.Load())
 	}
@@ -62,7 +55,7 @@ func TestLegacies_addLongTTL(t *testing.T) {
 	for _, px := range []*proxy{p.px, q.px} {
 		now := time.Unix(1000, 0)
 		var ls legacies
-		ls.add([]*proxy{px}, stopped(now))
+		ls.add(px, now)
 		if got := ls.divertedUntil().Sub(now); got != 3*handoverTTL {
 			t.Errorf("diverted for %v, want %v", got, 3*handoverTTL)
 		}
@@ -70,45 +63,6 @@ func TestLegacies_addLongTTL(t *testing.T) {
 	if p.redir.held != 3*handoverTTL {
 		t.Errorf("held for %v, want %v", p.redir.held, 3*handoverTTL)
 	}
-}
-
-// TestLegacies_addLate: a pod that is late with its release keeps neither the node nor the other pods. Its table is
-// taken to divert until the release has ended, and for as long as that lets it.
-func TestLegacies_addLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newAbleBare(t, "", preferAll)
-		slow, other := b.proxy("slow"), b.proxy("other")
-		end := make(chan struct{})
-		slow.redir.releasing = func() { <-end }
-		var ls legacies
-		start := time.Now()
-		ls.add([]*proxy{slow.px, other.px}, time.Now)
-		if took := time.Since(start); took != releasePatience || other.redir.held != handoverTTL || !slow.px.released.Load() {
-			t.Errorf("took %v, the other one is held for %v, released %v", took, other.redir.held, slow.px.released.Load())
-		}
-		until := func(want time.Duration) {
-			t.Helper()
-			if got := ls.divertedUntil().Sub(start); got != want {
-				t.Errorf("diverted until %v, want %v", got, want)
-			}
-		}
-		<-time.After(2 * handoverTTL)
-		ls.stopFinished(time.Now())
-		until(releasePatience + 3*handoverTTL)
-		close(end)
-		synctest.Wait()
-		ls.settle()
-		<-time.After(handoverTTL + 1)
-		until(releasePatience + 3*handoverTTL)
-		if slow.redir.held != 0 || len(ls.proxies) != 1 {
-			t.Errorf("held for %v after the successor came, %d proxies", slow.redir.held, len(ls.proxies))
-		}
-		ls.stopFinished(time.Now())
-		ls.ending.Wait()
-		if len(ls.proxies) != 0 || b.kernel.handles() != 0 {
-			t.Errorf("%d proxies, %d handles", len(ls.proxies), b.kernel.handles())
-		}
-	})
 }
 
 // TestLegacies_closeListeners: once nothing is diverted to them, all listeners are closed, once, and
@@ -122,7 +76,7 @@ func TestLegacies_closeListeners(t *testing.T) {
 		p := b.proxy(name)
 		p.px.out = value(p.px.openListeners(t.Context(), agentapi.Outbound, nil, 0))(t)
 		p.px.in = value(p.px.openListeners(t.Context(), agentapi.Inbound, nil, 0))(t)
-		ls.add([]*proxy{p.px}, stopped(now))
+		ls.add(p.px, now)
 		pods = append(pods, p)
 	}
 	for _, p := range pods {
@@ -195,17 +149,17 @@ func TestLegacies_stopFinished(t *testing.T) {
 			}
 			now := time.Unix(1000, 0)
 			var ls legacies
-			ls.add([]*proxy{p.px}, stopped(now))
-			ls.add([]*proxy{other.px}, stopped(now.Add(time.Hour))) // stays
+			ls.add(p.px, now)
+			ls.add(other.px, now.Add(time.Hour)) // stays
 			var s *session
 			if tt.busy {
 				s = p.live(t, "192.0.2.9:80")
 			}
-			when := now.Add(handoverTTL)
+			at := now.Add(handoverTTL)
 			if !tt.diverted {
-				when = when.Add(1)
+				at = at.Add(1)
 			}
-			ls.stopFinished(when)
+			ls.stopFinished(at)
 			ls.ending.Wait()
 			want := 2
 			if tt.stops {
@@ -237,7 +191,7 @@ func TestLegacies_addNewDevices(t *testing.T) {
 	for i, name := range []string{"a", "b"} {
 		p := b.proxy(name)
 		p.px.stack = stacks[i]
-		ls.add([]*proxy{p.px}, time.Now)
+		ls.add(p.px, time.Now())
 	}
 	_, ls.openCount = node.Usable()
 	added := func() int { return len(stacks[1].added) }
@@ -263,7 +217,7 @@ func TestLegacies_enforcePolicies(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
 	p := b.proxy("a")
 	var ls legacies
-	ls.add([]*proxy{p.px}, time.Now)
+	ls.add(p.px, time.Now())
 	stays, ends := p.live(t, "192.0.2.9:80"), p.live(t, "192.0.2.9:81")
 	ls.enforcePolicies()
 	b.put("", "policies:\n- {name: p, ports: [80]}\n")

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"math"
 	"time"
 
 	"github.com/smcr-io/kube-smcr/internal/config"
@@ -83,18 +82,6 @@ const (
 	// does so again. It is less than handoverTTL, so that the diversions still hold, and long
 	// enough for a container that crashed at its start to be started again.
 	successorPatience = 5 * time.Second
-	// releasePatience is how long an agent that hands over waits for a pod's release, which is a few transactions in the
-	// pod. They take long where the pod's rules have very much to do. It is much less than handoverTTL, which began for other pods,
-	// and than a successor waits for the answer.
-	releasePatience = 2 * time.Second
-	// handoverPatience is how long the manager waits for the pods' jobs before it tells a successor to ask again. It
-	// starts no round meanwhile, so it is less than the CNI plugin waits for one.
-	handoverPatience = 500 * time.Millisecond
-	// jobPatience is how long an agent that ends waits for the pods' jobs, and stopPatience for how long after DrainTimeout
-	// it waits for the pods to be left. Both together are less than what the chart adds to DrainTimeout for the agent's end.
-	jobPatience  = 4 * time.Second
-	stopPatience = 6 * time.Second
-	noEnd        = math.MaxInt64 // a patience of an agent that starts again in this process
 	// listenerLinger is how long listeners stay open after nothing is diverted to them any more,
 	// for handshakes under way: a lost SYN-ACK is repeated after a second.
 	listenerLinger = 1200 * time.Millisecond

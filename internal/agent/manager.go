@@ -29,7 +29,6 @@ type manager struct {
 	handovers chan *handover
 	jobs      jobs
 	synced    atomic.Bool // a whole round was done
-	late      []string    // pods whose jobs had not ended when run returned; nobody else may touch them
 
 	applied atomic.Pointer[config.Node] // configuration of the last round that was done
 
@@ -119,8 +118,8 @@ func post[T any](ctx context.Context, ended <-chan struct{}, c chan<- T, v T) er
 }
 
 // run starts rounds until ctx ends, the agent is to leave the node or, with a result, the agent is
-// to hand over. If the agent is to end for good, as lasting says, run does not wait for every pod.
-func (m *manager) run(ctx, lasting context.Context) *handover {
+// to hand over.
+func (m *manager) run(ctx context.Context) *handover {
 	m.mu.Lock()
 	ended := m.ended
 	m.mu.Unlock()
@@ -130,7 +129,7 @@ func (m *manager) run(ctx, lasting context.Context) *handover {
 			m.a.cfg.Log.Warn("hierarchy of cgroups not closed in order", "err", err)
 		}
 	}()
-	defer func() { m.finish(lasting.Err() != nil || m.a.left()) }()
+	defer m.jobs.finish()
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	m.a.wire.reconcile(time.Now(), true)
@@ -142,9 +141,7 @@ func (m *manager) run(ctx, lasting context.Context) *handover {
 		case <-m.a.cfg.Leave:
 			return nil
 		case h := <-m.handovers:
-			if m.mayHandOver(h) {
-				return h
-			}
+			return h
 		case <-tick.C:
 			m.reconcile(ctx, false)
 			m.a.wire.reconcile(time.Now(), false)
@@ -173,39 +170,6 @@ func (m *manager) syncNow(ctx context.Context, event cni.Event) []<-chan struct{
 	jobs := m.reconcile(ctx, true)
 	m.a.wire.reconcile(time.Now(), false)
 	return jobs.of(event.ContainerID)
-}
-
-// finish waits for the pods' jobs. If the agent ends for good, it waits for jobPatience at most.
-func (m *manager) finish(forGood bool) {
-	var giveUp <-chan time.Time
-	if forGood {
-		giveUp = time.After(m.a.cfg.jobPatience)
-	}
-	m.late = m.jobs.finish(giveUp)
-	for _, key := range m.late {
-		m.a.cfg.Log.Warn("pod is left as it is: what is under way there does not end", "netns", key)
-		if p := m.snapshot()[key]; p != nil && p.proxy != nil {
-			p.proxy.draining.Store(true) // its diversion is renewed no more
-		}
-	}
-}
-
-// mayHandOver reports whether no pod has work under way, which would go on after the handover. If one has, the successor asks again.
-func (m *manager) mayHandOver(h *handover) bool {
-	late := m.jobs.await(time.After(handoverPatience))
-	if len(late) > 0 {
-		h.done <- fmt.Errorf("pods are being set up, changed or removed, ask again: %v", late)
-	}
-	return len(late) == 0
-}
-
-// idle are the pods in which nothing is under way: neither a job that is late nor the end of the proxy.
-func (m *manager) idle() map[string]*pod {
-	pods := m.snapshot()
-	maps.DeleteFunc(pods, func(key string, p *pod) bool {
-		return slices.Contains(m.late, key) || p.proxy != nil && p.proxy.draining.Load()
-	})
-	return pods
 }
 
 // succeeds reports whether nothing is diverted to the listeners of earlier proxies any more: each pod has its new table,
@@ -549,12 +513,12 @@ func (m *manager) stopPod(p *pod, code agentapi.Code) {
 }
 
 // shutdown starts to drain and stop the proxies of all pods, which it returns. ended gets the
-// result, once. patience is that of drainFor.
-func (m *manager) shutdown(ctx context.Context, patience time.Duration) (proxies []*proxy, ended <-chan error) {
+// result, once.
+func (m *manager) shutdown(ctx context.Context) (proxies []*proxy, ended <-chan error) {
 	keys := map[*proxy]string{}
 	m.a.draining.Store(true) // first: the pods' states, which change now, are not to be told as theirs
 	proxies = m.a.legacies.take()
-	for key, p := range m.idle() {
+	for key, p := range m.snapshot() {
 		if p.proxy != nil {
 			proxies, keys[p.proxy] = append(proxies, p.proxy), key
 			continue
@@ -566,7 +530,7 @@ func (m *manager) shutdown(ctx context.Context, patience time.Duration) (proxies
 	}
 	result := make(chan error, 1)
 	go func() {
-		result <- m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, patience, func(px *proxy) {
+		result <- m.a.drainFor(ctx, proxies, m.a.node.Load().DrainTimeout, func(px *proxy) {
 			if key, ok := keys[px]; ok {
 				p := &pod{atts: *px.atts.Load(), set: m.a.rnics.Node()}
 				p.becomeIdle()

@@ -6,11 +6,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -206,23 +204,6 @@ func TestManager_slowPod(t *testing.T) {
 	b.sync()
 	if x := b.attachment("slow"); x.State != agentapi.StateReady {
 		t.Errorf("attachment %+v", x)
-	}
-}
-
-// TestManager_idle: an agent that ends leaves the pods alone in which something does not end.
-func TestManager_idle(t *testing.T) {
-	b := newAbleBare(t, "", preferAll)
-	m := &b.a.manager
-	m.put("late", &pod{})
-	m.put("idle", &pod{})
-	for name, draining := range map[string]bool{"ending": true, "served": false} {
-		px := b.proxy(name).px
-		px.draining.Store(draining)
-		m.put(name, &pod{proxy: px})
-	}
-	m.late = []string{"late"}
-	if got := slices.Sorted(maps.Keys(m.idle())); !slices.Equal(got, []string{"idle", "served"}) {
-		t.Errorf("idle are %v", got)
 	}
 }
 

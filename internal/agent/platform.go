@@ -56,8 +56,6 @@ type platform struct {
 	clientEvery time.Duration
 	// arrivalPatience is how long a session on SMC-R waits for the application's connection, whose SYN was diverted.
 	arrivalPatience time.Duration
-	// jobPatience and stopPatience are how long an agent that ends waits for pods' jobs, and for pods to be left.
-	jobPatience, stopPatience time.Duration
 }
 
 // setDefaults fills in the real functions and times where tests set nothing.
@@ -124,12 +122,6 @@ func (p *platform) setDefaults(log *slog.Logger, dataDir string) {
 	}
 	if p.arrivalPatience == 0 {
 		p.arrivalPatience = arrivalPatience
-	}
-	if p.jobPatience == 0 {
-		p.jobPatience = jobPatience
-	}
-	if p.stopPatience == 0 {
-		p.stopPatience = stopPatience
 	}
 	if p.preflight == nil {
 		p.preflight = linux.Probe

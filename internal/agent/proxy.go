@@ -77,7 +77,7 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 	px.atts.Store(&atts)
 	px.life, px.kill = context.WithCancel(context.WithoutCancel(ctx))
 	var u undo.Stack
-	err = u.Run(a.whileAttached(ctx,
+	err = u.Run(whileAttached(ctx,
 		undo.Step{Name: "open account", Do: px.openAccount, Undo: func() error {
 			px.account.close()
 			return nil
@@ -137,13 +137,13 @@ func (a *agent) startProxy(ctx context.Context, n podNet, atts []cni.Attachment,
 	return px, nil
 }
 
-// whileAttached makes each step fail with errDetached if the pod was detached, or the agent has ended.
-func (a *agent) whileAttached(ctx context.Context, steps ...undo.Step) []undo.Step {
+// whileAttached makes each step fail with errDetached if the pod was detached.
+func whileAttached(ctx context.Context, steps ...undo.Step) []undo.Step {
 	for i := range steps {
 		do := steps[i].Do
 		steps[i].Do = func() error {
-			if errors.Is(context.Cause(ctx), errDetached) || a.manager.jobs.left.Load() {
-				return errDetached
+			if err := context.Cause(ctx); errors.Is(err, errDetached) {
+				return err
 			}
 			return do()
 		}
@@ -441,12 +441,12 @@ func (px *proxy) late() string {
 }
 
 // release leaves the pod to another agent. The pod's table diverts to this proxy's listeners for
-// ttl at most, and the proxy still accepts that. When ctx has ended, the other agent may be there.
-func (px *proxy) release(ctx context.Context, ttl time.Duration) error {
+// ttl at most, and the proxy still accepts that.
+func (px *proxy) release(ttl time.Duration) error {
 	px.leaving.Lock()
+	defer px.leaving.Unlock()
 	px.released.Store(true)
-	px.leaving.Unlock()
-	return px.redirect.Release(ctx, ttl)
+	return px.redirect.Release(ttl)
 }
 
 // releaseDraining leaves the pod, from which nothing is diverted any more, to another agent.
@@ -458,8 +458,10 @@ func (px *proxy) releaseDraining() {
 }
 
 // endDiversion ends the diversion, unless another agent manages the pod. It returns for how long
-// new connections still come. An agent that comes meanwhile loses no more than its diversion until it renews that.
+// new connections still come.
 func (px *proxy) endDiversion() time.Duration {
+	px.leaving.Lock()
+	defer px.leaving.Unlock()
 	if px.released.Load() {
 		return 0
 	}

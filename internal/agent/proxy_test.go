@@ -118,7 +118,7 @@ func TestProxy_ends(t *testing.T) {
 			s := bp.live(t, "192.0.2.9:80")
 			px.bypass(s, agentapi.CodeConnect, false)
 			if tt.released {
-				must(t, px.release(t.Context(), handoverTTL))
+				must(t, px.release(handoverTTL))
 			}
 			if err := px.stop(agentapi.CodePolicyChange, tt.gone); err != nil {
 				t.Errorf("stop = %v", err)

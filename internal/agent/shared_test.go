@@ -116,8 +116,8 @@ func TestSharedStack_legaciesDeliver(t *testing.T) {
 	a.tasks.Go(func() { <-stops }) // a is still stopping when b is looked at
 	now := time.Unix(1000, 0)
 	var ls legacies
-	ls.add([]*proxy{a}, stopped(now))
-	ls.add([]*proxy{b}, stopped(now))
+	ls.add(a, now)
+	ls.add(b, now)
 	now = now.Add(handoverTTL + 1)
 	ls.stopFinished(now)
 	if len(ls.proxies) != 1 || ls.proxies[0].proxy != b {
@@ -144,8 +144,8 @@ func TestSharedStack_goneDeliver(t *testing.T) {
 	a.tasks.Go(func() { <-stops })
 	now := time.Unix(1000, 0)
 	var ls legacies
-	ls.add([]*proxy{a}, stopped(now))
-	ls.add([]*proxy{b}, stopped(now))
+	ls.add(a, now)
+	ls.add(b, now)
 	ls.stopFinished(now.Add(handoverTTL + 1))
 	close(stops)
 	ls.ending.Wait()

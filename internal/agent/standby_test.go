@@ -18,7 +18,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
-	"github.com/smcr-io/kube-smcr/internal/cni"
 	"github.com/smcr-io/kube-smcr/internal/config"
 )
 
@@ -267,58 +266,6 @@ func TestHandover_podFails(t *testing.T) {
 	pingOnce(t, b.dial(p, 0))
 }
 
-// TestHandover_slowPod: one pod whose release takes long keeps neither the handover nor the pods: the successor has them all.
-func TestHandover_slowPod(t *testing.T) {
-	t.Parallel() // the test mostly waits
-	b := newHandoverBench(t, "old")
-	slow, other := b.attach("slow", 1), b.attach("other", 2)
-	slow.dst = b.server()
-	b.start()
-	end := make(chan struct{})
-	former, kept := slow.redir, other.redir
-	former.look(func() { former.releasing = func() { <-end } })
-	b.successor("new")
-	pingOnce(t, b.dial(slow, 0)) // it is diverted still, perhaps
-	pingOnce(t, b.dial(slow, 2))
-	close(end)
-	kept.look(func() {
-		if kept.held != handoverTTL {
-			t.Errorf("the other pod is held for %v", kept.held)
-		}
-	})
-	eventually(t, func() string {
-		text := ""
-		former.look(func() {
-			if !former.closed || former.held != 0 {
-				text = fmt.Sprintf("closed %v, held for %v", former.closed, former.held)
-			}
-		})
-		return text
-	})
-}
-
-// TestHandover_busyPod: while a pod is being set up, a successor is told to ask again, and the agent goes on.
-func TestHandover_busyPod(t *testing.T) {
-	b := newHandoverBench(t, "old")
-	b.start()
-	hang := make(chan struct{})
-	b.kernel.change(func() { b.kernel.hang = map[string]chan struct{}{"/netns/slow": hang} })
-	b.attach("slow", 1)
-	b.attach("other", 2)
-	must(t, cni.Notify(t.Context(), b.cfg.Node.APISocket, cni.Event{Verb: "ADD", ContainerID: "other"}))
-	var refused *agentapi.RefusedError
-	if err := b.client.Handover(t.Context(), "new"); !errors.As(err, &refused) || refused.HTTPStatus != http.StatusServiceUnavailable {
-		t.Errorf("handover = %v", err)
-	}
-	if s := b.status(); s.Instance != "old" || s.Pods.Ready != 1 {
-		t.Errorf("status %+v", s)
-	}
-	time.AfterFunc(pollEvery, func() { close(hang) })
-	if s := b.successor("new").status(); s.Pods.Ready != 2 {
-		t.Errorf("the successor: %+v", s)
-	}
-}
-
 // TestSuccessor_served: a successor with a pod that it could not set up serves all pods once nothing is diverted to the
 // agent before it any more.
 func TestSuccessor_served(t *testing.T) {
@@ -349,7 +296,7 @@ func TestSuccessor_served(t *testing.T) {
 func TestManager_succeeds(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
 	now := time.Now()
-	b.a.legacies.add([]*proxy{b.proxy("a").px}, stopped(now))
+	b.a.legacies.add(b.proxy("a").px, now)
 	until := b.a.legacies.divertedUntil()
 	m := &b.a.manager
 	want := func(what string, at time.Time, want bool) {

@@ -69,7 +69,7 @@ func TestSysctls_goBack(t *testing.T) {
 			}
 		}, map[sysctl]uint32{closeTimeout: 7, looseTracking: 1, closeWaitTimeout: 60}},
 		{"another agent takes over, maybe of an earlier version", func(t *testing.T, ns *NetNS) {
-			mustDo(t, install(t, ns, untracked).Release(t.Context(), time.Second))
+			mustDo(t, install(t, ns, untracked).Release(time.Second))
 			for s, want := range map[sysctl]uint32{fwmarkAccept: 1, fwmarkReflect4: 0, fwmarkReflect6: 0} {
 				if v := sysctlNow(t, ns, s); v != want {
 					t.Errorf("%v is %d, want %d", s, v, want)

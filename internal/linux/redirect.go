@@ -3,13 +3,11 @@
 package linux
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/nftables"
@@ -22,8 +20,6 @@ import (
 // be called from several goroutines.
 type Redirect struct {
 	ns *NetNS
-	// releasing is set when Release begins: what waits for mu then changes nothing any more.
-	releasing atomic.Bool
 
 	mu     sync.Mutex // guards what is below, and makes each transaction whole
 	conn   *nftConn
@@ -169,7 +165,7 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 	rs := newRuleset(r.conn)
 	rs.build(cfg, c)
 	err := rs.commit()
-	if err != nil && c.inPlace && rs.err == nil && !errors.Is(err, os.ErrDeadlineExceeded) && !r.releasing.Load() {
+	if err != nil && c.inPlace && rs.err == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.inPlace = false
 		rs = newRuleset(r.conn)
 		rs.build(cfg, c)
@@ -191,7 +187,7 @@ func (r *Redirect) Update(cfg RedirectConfig) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.releasing.Load() {
+	if r.closed {
 		return fmt.Errorf("update redirection in %s: %w", r.ns, ErrClosed)
 	}
 	if cfg.Mark != r.cfg.Mark || cfg.AppMark != r.cfg.AppMark || cfg.PlainMark != r.cfg.PlainMark {
@@ -217,7 +213,7 @@ func (r *Redirect) Update(cfg RedirectConfig) error {
 func (r *Redirect) Renew() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.releasing.Load() {
+	if r.closed {
 		return fmt.Errorf("renew redirection in %s: %w", r.ns, ErrClosed)
 	}
 	return r.renewLocked(r.cfg.ttl())
@@ -248,7 +244,7 @@ func (r *Redirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.releasing.Load() {
+	if r.closed {
 		return fmt.Errorf("bypass %v in %s: %w", dst, r.ns, ErrClosed)
 	}
 	var errs []error
@@ -295,7 +291,7 @@ func bypassElement(dst netip.AddrPort, ttl time.Duration) (*nftables.Set, []nfta
 func (r *Redirect) Caught() (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.releasing.Load() {
+	if r.closed {
 		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, ErrClosed)
 	}
 	caught := false
@@ -316,7 +312,7 @@ func (r *Redirect) Caught() (bool, error) {
 func (r *Redirect) Forget() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.releasing.Load() {
+	if r.closed {
 		return fmt.Errorf("forget bypasses in %s: %w", r.ns, ErrClosed)
 	}
 	r.conn.FlushSet(bypassSet(kubeTable(), true))
@@ -357,30 +353,15 @@ func endDiversion(conn *nftConn) error {
 
 // Release closes r and leaves everything in the namespace as it is, for a successor. The
 // diversion to this agent's listeners stays alive for the time lasting, in which the
-// successor installs its own redirection in place of this one. From the call on no other method
-// changes anything, and once ctx has ended Release does not either: the successor may be there. What the kernel
-// has been told by then it still does, before what the successor tells it.
-func (r *Redirect) Release(ctx context.Context, lasting time.Duration) error {
-	r.releasing.Store(true)
+// successor installs its own redirection in place of this one.
+func (r *Redirect) Release(lasting time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return nil
 	}
-	var errs []error
-	for _, step := range []func() error{
-		func() error { return r.renewLocked(max(lasting, r.cfg.ttl())) },
-		// The next agent may be of an earlier version (see installSteps). It takes them again if it is not.
-		func() error { return r.give(fwmarkReflect4) },
-		func() error { return r.give(fwmarkReflect6) },
-	} {
-		if ctx.Err() != nil {
-			errs = append(errs, fmt.Errorf("release redirection in %s: %w", r.ns, context.Cause(ctx)))
-			break
-		}
-		errs = append(errs, step())
-	}
-	return errors.Join(append(errs, r.closeLocked())...)
+	// The next agent may be of an earlier version (see installSteps). It takes them again if it is not.
+	return errors.Join(r.give(fwmarkReflect4), r.give(fwmarkReflect6), r.renewLocked(max(lasting, r.cfg.ttl())), r.closeLocked())
 }
 
 // Close closes r and leaves everything in the namespace as it is. It is for a namespace
