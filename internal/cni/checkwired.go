@@ -121,8 +121,7 @@ func (p Plugin) gcIPAM(ctx context.Context, c NetConf, args *skel.CmdArgs) error
 		p.tell("GC: the IPAM plugin is not asked to give addresses back while a record cannot be read: %v", junk[0])
 		return nil
 	}
-	// An empty list: to other plugins null may be none.
-	valid := append([]types.GCAttachment{}, c.valid...)
+	valid := slices.Clone(c.valid)
 	for _, a := range all { // those that are not valid were removed before
 		for _, d := range a.wired() {
 			one := types.GCAttachment{ContainerID: a.ContainerID, IfName: d.IfName}

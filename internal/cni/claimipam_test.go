@@ -173,7 +173,7 @@ func TestWire_gcOfClaims(t *testing.T) {
 		must(t, err)
 		var conf wireConf
 		must(t, json.Unmarshal(b, &conf))
-		return conf.ValidAttachments
+		return *conf.ValidAttachments
 	}
 	eth0 := types.GCAttachment{ContainerID: "c1", IfName: "eth0"}
 	if diff := cmp.Diff([]types.GCAttachment{eth0, {ContainerID: "c1", IfName: "smcr0"}}, valid(eth0)); diff != "" {
@@ -187,10 +187,15 @@ func TestWire_gcOfClaims(t *testing.T) {
 		t.Errorf("attachments that are valid to the IPAM plugin when the pod is gone (-want +got):\n%s", diff)
 	}
 	run.host.home(t)
-	n.add(t, runtimeConf("c1", newNS(t)))
-	if diff := cmp.Diff([]types.GCAttachment{}, valid()); diff != "" { // CNI's library writes null
-		t.Errorf("attachments that are valid to the IPAM plugin when there is no pod (-want +got):\n%s", diff)
+
+	rt := runtimeConf("c1", newNS(t))
+	n.add(t, rt)
+	fresh := libcni.NewCNIConfigWithCacheDir(n.cni.Path, t.TempDir(), run) // CRI-O knows nothing of a pod that Multus put into the network
+	err := n.ns.Do(func() error { return fresh.GCNetworkList(t.Context(), n.list, &libcni.GCArgs{}) }) // null, not []
+	if err == nil || len(run.host.owners) != 1 {
+		t.Errorf("GC without a list: %v, and the pod that runs has %d VFs, want 1", err, len(run.host.owners))
 	}
+	n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
 	run.host.home(t)
 }
 
@@ -223,7 +228,8 @@ func TestWire_twice(t *testing.T) {
 	must(t, os.Remove(filepath.Join(ipamDir, "calls")))
 	n.list = twice
 	var names []string
-	for _, it := range n.add(t, rt).Interfaces {
+	made := n.add(t, rt)
+	for _, it := range made.Interfaces {
 		names = append(names, it.Name)
 	}
 	if diff := cmp.Diff([]string{"br0", "eth0", "smcr0"}, names); diff != "" {
@@ -231,11 +237,12 @@ func TestWire_twice(t *testing.T) {
 	}
 	n.do(t, func(ctx context.Context) error { return n.cni.CheckNetworkList(ctx, n.list, rt) })
 	addAgain(t, n, rt)
+	checkAs(t, n, run, rt, "outer", ours, made) // as CRI-O asks behind ADD
 	n.list = once
 	relist(`"name":"podnet"`, `"name":"outer"`)
 	n.do(t, func(ctx context.Context) error { return n.cni.DelNetworkList(ctx, n.list, rt) })
 	run.host.home(t)
-	if diff := cmp.Diff([]string{"ADD c1 smcr0 blue", "CHECK c1 smcr0 blue", "CHECK c1 smcr0 blue", "DEL c1 smcr0 blue"}, ipamCalls(t, ipamDir)); diff != "" {
+	if diff := cmp.Diff([]string{"ADD c1 smcr0 blue", "CHECK c1 smcr0 blue", "CHECK c1 smcr0 blue", "CHECK c1 smcr0 blue", "DEL c1 smcr0 blue"}, ipamCalls(t, ipamDir)); diff != "" {
 		t.Errorf("calls of the IPAM plugin (-want +got):\n%s", diff)
 	}
 	b, err := os.ReadFile(filepath.Join(ipamDir, "in.DEL"))
@@ -243,6 +250,20 @@ func TestWire_twice(t *testing.T) {
 	var conf NetConf
 	if must(t, json.Unmarshal(b, &conf)); conf.Name != "podnet" {
 		t.Errorf("the IPAM plugin is to give back an address of network %q", conf.Name)
+	}
+}
+
+// checkAs is CHECK by a network of this name.
+func checkAs(t *testing.T, n *node, run *runHere, rt *libcni.RuntimeConf, network string, plugin []byte, made any) {
+	t.Helper()
+	var conf map[string]any
+	must(t, json.Unmarshal(plugin, &conf))
+	conf["cniVersion"], conf["name"], conf["prevResult"] = "1.1.0", network, made
+	b, err := json.Marshal(conf)
+	must(t, err)
+	p := Plugin{Host: func(string) Host { return run.host }, Stderr: io.Discard}
+	if err := p.check(&skel.CmdArgs{ContainerID: rt.ContainerID, IfName: rt.IfName, Netns: rt.NetNS, Path: strings.Join(n.cni.Path, ":"), StdinData: b}); err != nil {
+		t.Errorf("CHECK by network %q: %v", network, err)
 	}
 }
 

@@ -56,8 +56,8 @@ const DefaultDataDir = "/run/kube-smcr"
 // every plugin's configuration.
 type wireConf struct {
 	NetConf
-	PrevResult       json.RawMessage      `json:"prevResult"`
-	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
+	PrevResult       json.RawMessage       `json:"prevResult"`
+	ValidAttachments *[]types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
 // foreignKeys are the keys that CNI and its callers define, and those of the plugin
@@ -99,7 +99,6 @@ func parseAnyNetConf(b []byte) (c NetConf, unknown []string, err error) {
 	}
 	slices.Sort(unknown)
 	c, err = decodeNetConf(b)
-	_, c.hasValid = keys["cni.dev/valid-attachments"] // null is an empty list: CNI's library writes a slice that is nil so
 	return c, unknown, err
 }
 
@@ -126,7 +125,9 @@ func decodeNetConf(b []byte) (NetConf, error) {
 	if len(w.PrevResult) > 0 && !bytes.Equal(w.PrevResult, []byte("null")) {
 		c.prevResult = w.PrevResult
 	}
-	c.valid = w.ValidAttachments
+	if w.ValidAttachments != nil {
+		c.valid, c.hasValid = *w.ValidAttachments, true
+	}
 	if c.DataDir == "" {
 		c.DataDir = DefaultDataDir
 	}

@@ -480,7 +480,7 @@ func (p Plugin) check(args *skel.CmdArgs) error {
 		same      bool
 		got, want any
 	}{
-		{"network", got.Network == want.Network, got.Network, want.Network},
+		{"network", got.Network == want.Network || c.isMade(want), got.Network, want.Network}, // a delegate's list may have made it
 		{"netns", got.NetNS == want.NetNS, got.NetNS, want.NetNS},
 		{"netnsID", got.NetNSID == want.NetNSID, got.NetNSID, want.NetNSID},
 		{"pod", want.Pod == records.Pod{} || got.Pod == want.Pod, got.Pod, want.Pod},
@@ -503,7 +503,9 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if !c.hasValid { // a missing list must not be taken for an empty one, which removes all records
+	// A missing list must not be taken for an empty one, which removes all records. So is null no list: CRI-O has it for each network
+	// into which it put no pod itself, and those of a network that Multus puts pods into live.
+	if !c.hasValid {
 		return confError("cni.dev/valid-attachments", "is missing")
 	}
 	valid := func(containerID, ifName string) bool {

@@ -289,3 +289,12 @@ func TestDir_wholeRecords(t *testing.T) {
 		t.Errorf("files (-want +got)\n%s", diff)
 	}
 }
+
+// TestDir_noDirectory: a pipe in place of the directory, which has no writer, is an error at once.
+func TestDir_noDirectory(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	must(t, syscall.Mkfifo(path, 0o600))
+	if _, err := newDir(path).Names(); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("error %v, want ENOTDIR", err)
+	}
+}
