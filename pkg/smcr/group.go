@@ -36,7 +36,7 @@ type group struct {
 	later       []linkgroup.Output // outputs that came meanwhile: see waits
 	ready       bool               // the first contact went well
 	symmetric   bool               // the group could lose any one RNIC, now or before
-	heardDelete time.Time          // when the peer last said that a link is deleted
+	heardDelete bool               // since the last flush the peer has said that a link is deleted
 	idle        *list.Element      // the group's place among the idle groups; nil: it is not idle
 	doubts      int                // how often somebody said that the peer does not have the group
 	doubted     time.Time          // when somebody said so last; see doubt
@@ -148,6 +148,7 @@ func (g *group) flush(now time.Time) {
 	for _, id := range g.lg.TakeGoneRMBs() {
 		g.freeRMB(id)
 	}
+	g.heardDelete = false
 	g.noteIdle()
 	g.schedule()
 }

@@ -126,12 +126,19 @@ func TestGroupTable_flushTouched(t *testing.T) {
 			t.Errorf("%d groups, want %d; left: %s", flushed, want, d)
 		}
 	}
+	groups[4].heardOfLinks()
 	check(s.groups.flushTouched(now, 0), 0, 0, 1, 2, 3, 4)
 	check(s.groups.flushTouched(now, 2), 2, 2, 3, 4)
 	s.groups.touch(groups[0])
 	s.groups.touch(groups[3])
 	check(s.groups.flushTouched(now, 2), 2, 4, 0)
+	if !groups[4].heardDelete {
+		t.Error("a group that waits has forgotten what the peer knows")
+	}
 	check(s.groups.flushTouched(now, unbounded), 2)
+	if groups[4].heardDelete {
+		t.Error("the peer still counts as one that has just said which links are deleted")
+	}
 	for _, g := range s.groups.touched[:cap(s.groups.touched)] {
 		if g != nil {
 			t.Errorf("the list still has group %d", g.id)

@@ -64,7 +64,7 @@ func (g *group) endLink(now time.Time, l *link) {
 	case dead && !l.broken && l.complete >= l.wrote: // the queue pair acknowledges, and carries last words
 		l.orderly = true
 	default:
-		if !l.refuse(now, dead || g.heardDelete.Equal(now) || !g.lg.EndsOnlyAt(l.peer)) {
+		if !l.refuse(now, dead || g.heardDelete || !g.lg.EndsOnlyAt(l.peer)) {
 			l.drainAndClose(now)
 			return
 		}
@@ -107,8 +107,8 @@ func (l *link) refuse(now time.Time, known bool) bool {
 }
 
 // heardOfLinks notes a DELETE LINK of the peer: the peer knows which links were given up.
-func (g *group) heardOfLinks(now time.Time) {
-	g.heardDelete = now
+func (g *group) heardOfLinks() {
+	g.heardDelete = true
 	g.refuseAll()
 	for l := range g.s.lingering.of(g) {
 		l.unheard = time.Time{}

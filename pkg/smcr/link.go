@@ -210,7 +210,7 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		g.s.devices.drain(now, l.rnic)
 	}
 	if linkgroup.TellsOfLinks(msg) {
-		g.heardOfLinks(now)
+		g.heardOfLinks()
 	}
 	if err := g.lg.HandleRecv(now, l.index, msg); err != nil {
 		g.s.counters.past.MessagesBad++
