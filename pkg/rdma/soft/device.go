@@ -133,9 +133,20 @@ func (d *Device) Port() rdma.PortAttr {
 		a.State = rdma.PortActive
 	}
 	if d.cfg.MTU != 0 {
-		a.ActiveMTU = min(pathMTU(max(l.MTUBytes, l.MaxMTUBytes)), d.cfg.MTU)
+		a.ActiveMTU = d.maxMTU()
 	}
 	return a
+}
+
+// maxMTU is the largest path MTU that a queue pair may have: with an address on loopback more than what fits each interface,
+// which may have changed since the peer was told.
+func (d *Device) maxMTU() rdma.MTU {
+	l := d.link.Load()
+	most := pathMTU(max(l.MTUBytes, l.MaxMTUBytes))
+	if d.cfg.MTU != 0 {
+		most = min(most, d.cfg.MTU)
+	}
+	return most
 }
 
 // pathMTU returns the largest path MTU whose packets fit an interface MTU.

@@ -45,6 +45,26 @@ func TestDevice_Port_mtu(t *testing.T) {
 	}
 }
 
+// A queue pair may have what fits one of the interfaces by which packets may leave, whatever the port's MTU has become since.
+func TestDevice_maxMTU(t *testing.T) {
+	for _, c := range []struct {
+		cfg             rdma.MTU
+		bytes, maxBytes int
+		want            rdma.MTU
+	}{
+		{0, 1500, 0, rdma.MTU1024},
+		{0, 1500, 9000, rdma.MTU4096},
+		{rdma.MTU2048, 1500, 9000, rdma.MTU2048},
+		{rdma.MTU4096, 1500, 0, rdma.MTU1024},
+	} {
+		d := &Device{cfg: Config{MTU: c.cfg}}
+		d.link.Store(&LinkState{Up: true, MTUBytes: c.bytes, MaxMTUBytes: c.maxBytes})
+		if got := d.maxMTU(); got != c.want {
+			t.Errorf("soft.mtu %v, interfaces of %d to %d bytes: %v, want %v", c.cfg, c.bytes, c.maxBytes, got, c.want)
+		}
+	}
+}
+
 // Queue pair numbers tell two devices that share an address apart; the other bits are random.
 func TestDevice_drawQPN(t *testing.T) {
 	for _, c := range []struct {

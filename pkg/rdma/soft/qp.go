@@ -65,8 +65,8 @@ func (q *qp) CheckModify(a rdma.QPAttr) error {
 	if to.Is4() != q.dev.cfg.Addr.Is4() || to.IsUnspecified() || to.IsMulticast() {
 		return fmt.Errorf("destination %v cannot be reached from %v: %w", to, q.dev.cfg.Addr, rdma.ErrInvalid)
 	}
-	if active := q.dev.Port().ActiveMTU; a.MTU > active {
-		return fmt.Errorf("path MTU %v is above the port's %v: %w", a.MTU, active, rdma.ErrInvalid)
+	if most := q.dev.maxMTU(); a.MTU > most {
+		return fmt.Errorf("path MTU %v is above the port's %v: %w", a.MTU, most, rdma.ErrInvalid)
 	}
 	return nil
 }
