@@ -190,8 +190,9 @@ func TestWire_gcOfClaims(t *testing.T) {
 
 	rt := runtimeConf("c1", newNS(t))
 	n.add(t, rt)
-	fresh := libcni.NewCNIConfigWithCacheDir(n.cni.Path, t.TempDir(), run) // CRI-O knows nothing of a pod that Multus put into the network
-	err := n.ns.Do(func() error { return fresh.GCNetworkList(t.Context(), n.list, &libcni.GCArgs{}) }) // null, not []
+	// CRI-O knows nothing of a pod that Multus put into the network, and says null.
+	fresh := libcni.NewCNIConfigWithCacheDir(n.cni.Path, t.TempDir(), run)
+	err := n.ns.Do(func() error { return fresh.GCNetworkList(t.Context(), n.list, &libcni.GCArgs{}) })
 	if err == nil || len(run.host.owners) != 1 {
 		t.Errorf("GC without a list: %v, and the pod that runs has %d VFs, want 1", err, len(run.host.owners))
 	}
