@@ -634,6 +634,12 @@ func (b *bench) stop() {
 
 func (b *bench) sync() {
 	b.t.Helper()
+	eventually(b.t, func() string { // of a reload and a sync that wait, the manager takes any first
+		if len(b.reload) > 0 {
+			return "the configuration is not reloaded"
+		}
+		return ""
+	})
 	eventually(b.t, func() string {
 		select {
 		case err := <-b.done:
