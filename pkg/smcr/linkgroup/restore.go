@@ -42,7 +42,7 @@ func Restore(now time.Time, cfg Config, s Snapshot) (*Group, error) {
 	cfg.MaxLinks, cfg.MaxConns, cfg.UserID = s.Terms.Offered, uint8(s.Terms.MaxConns), s.Terms.UserID
 	g := New(cfg)
 	r.g = g
-	g.dialect, g.maxLinks, g.maxConns = s.Terms.Dialect, s.Terms.MaxLinks, s.Terms.MaxConns
+	g.dialect, g.maxLinks, g.maxConns, g.bigEndian = s.Terms.Dialect, s.Terms.MaxLinks, s.Terms.MaxConns, s.Terms.BigEndian
 	g.state, g.err = s.State, s.Err.restore()
 	g.Discarded, g.LLCSent, g.CDCSent = s.Discarded, s.LLCSent, s.CDCSent
 	g.idleSince = r.time(s.IdleSince, "IdleSince")

@@ -143,6 +143,7 @@ func (c *client) handleConfirmLink(g *Group, now time.Time, l *link, m llc.Confi
 	if err := g.settleLimits(m); err != nil {
 		return err
 	}
+	g.bigEndian = m.BigEndian
 	if !g.settleDialect(m.Flags) {
 		g.fail(FaultEyeCatcher, nil)
 		return nil
@@ -173,6 +174,7 @@ func (s *server) handleConfirmLink(g *Group, now time.Time, l *link, m llc.Confi
 	if err := g.settleLimits(m); err != nil {
 		return err
 	}
+	g.bigEndian = m.BigEndian
 	if m.Link != l.id {
 		return fmt.Errorf("%w: CONFIRM LINK response for link %d, expected %d", ErrProtocol, m.Link, l.id)
 	}

@@ -13,7 +13,7 @@ import (
 // SnapshotVersion is the version of a [Snapshot] that this package writes, and the only one
 // that it reads. A field that comes, goes or changes its meaning needs another version, and so
 // does a state that gets another number.
-const SnapshotVersion = 3
+const SnapshotVersion = 4
 
 // Snapshot is all that a [Group] knows, as a plain value: it can be encoded, also as JSON,
 // and given to another process. It has no pointers; its parts name each other by numbers:
@@ -78,6 +78,8 @@ type TermsSnapshot struct {
 	Dialect  llc.Dialect
 	MaxLinks uint8
 	MaxConns int
+
+	BigEndian bool
 }
 
 // ErrorSnapshot is an error: its text, and which errors of this package it wraps. Other errors

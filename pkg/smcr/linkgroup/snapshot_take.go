@@ -94,7 +94,7 @@ func snapshotError(err error) ErrorSnapshot {
 func (t *terms) termsSnapshot() TermsSnapshot {
 	return TermsSnapshot{
 		Role: t.role, Version: t.version, Release: t.release, AllowRFC: t.allowRFC, Offered: t.offered, UserID: t.userID,
-		Dialect: t.dialect, MaxLinks: t.maxLinks, MaxConns: t.maxConns,
+		Dialect: t.dialect, MaxLinks: t.maxLinks, MaxConns: t.maxConns, BigEndian: t.bigEndian,
 	}
 }
 

@@ -126,10 +126,10 @@ func leaves(v reflect.Value, path string, f func(path string, v reflect.Value)) 
 	})
 }
 
-// A snapshot that was kept when version 3 was made is read, and written again to the byte:
+// A snapshot that was kept when version 4 was made is read, and written again to the byte:
 // neither names of fields nor numbers of states have changed.
-func TestSnapshot_ofVersion3(t *testing.T) {
-	const name = "testdata/snapshots/version3.json"
+func TestSnapshot_ofVersion4(t *testing.T) {
+	const name = "testdata/snapshots/version4.json"
 	b, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)

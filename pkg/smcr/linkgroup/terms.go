@@ -22,6 +22,8 @@ type terms struct {
 	dialect  llc.Dialect
 	maxLinks uint8
 	maxConns int
+
+	bigEndian bool // the peer's host is: it reads numbers in host order, of version 2, so
 }
 
 func (t *terms) isV2() bool { return t.version == llc.Version2 }
@@ -32,7 +34,7 @@ func (t *terms) hasLimits() bool { return t.isV2() && t.release >= release1 }
 // header begins a message of our own; an answer keeps the header of what it
 // answers.
 func (t *terms) header(response bool) llc.Header {
-	return llc.Header{Version: t.version, Response: response}
+	return llc.Header{Version: t.version, Response: response, BigEndian: t.bigEndian}
 }
 
 // linkUserID is the link's number for displays, another one for each link (RFC 7609

@@ -60,3 +60,23 @@ func TestTerms_settleDialect(t *testing.T) {
 		})
 	}
 }
+
+// Numbers in host order are in that of the peer's host: Linux goes by the number of RTokens in ADD LINK.
+func TestTerms_addLink_order(t *testing.T) {
+	for big, want := range map[bool][2]byte{false: {1, 0}, true: {0, 1}} {
+		v2 := terms{version: llc.Version2, dialect: llc.DialectLinux, bigEndian: big}
+		m := v2.addLink(&link{})
+		m.Ext = llc.AddLinkExt{Pairs: make([]llc.RTokenPair, 1)}
+		b := m.Append(nil)
+		if got := [2]byte(b[70:72]); got != want {
+			t.Errorf("big-endian %t: the number of RTokens is %x, want %x", big, got, want)
+		}
+		length := [2]byte{byte(len(b)), 0}
+		if big {
+			length = [2]byte{0, byte(len(b))}
+		}
+		if got := [2]byte(b[1:3]); got != length {
+			t.Errorf("big-endian %t: the length is %x, want %x", big, got, length)
+		}
+	}
+}

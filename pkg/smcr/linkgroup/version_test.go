@@ -150,3 +150,21 @@ func TestGroup_version(t *testing.T) {
 		}
 	}
 }
+
+// The peer's CONFIRM LINK shows the byte order of its host, which our ADD LINK then has.
+func TestGroup_byteOrderOfThePeer(t *testing.T) {
+	for _, role := range []linkgroup.Role{linkgroup.Client, linkgroup.Server} {
+		for _, big := range []bool{false, true} {
+			r := newRigOf(t, 2, linkgroup.Config{Role: role, Version: 2, Release: 1}, true)
+			r.connect()
+			r.recv(llc.ConfirmLink{
+				Header: llc.Header{Version: 2, Response: role == linkgroup.Server, BigEndian: big},
+				MAC:    peerEnd.MAC, GID: peerEnd.GID, QPN: peerEnd.QPN, Link: 1, MaxLinks: 2, MaxConns: 255, Flags: llc.NoRMBEEyecatcher,
+			})
+			r.poll()
+			if got := r.g.Snapshot(r.now).Terms.BigEndian; got != big {
+				t.Errorf("%v: big-endian %t, want %t", role, got, big)
+			}
+		}
+	}
+}
