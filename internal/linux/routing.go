@@ -76,10 +76,11 @@ func familyName(fam int) string {
 	return "(IPv6)"
 }
 
-// noFamily tells whether err says that the kernel was started without IPv6. That is no
+// noFamily tells whether err says that the kernel was started without IPv6: by EAFNOSUPPORT for rules, and for routes by
+// EOPNOTSUPP, since nobody there takes the request. That is no
 // error here: there are no IPv6 connections.
 func noFamily(fam int, err error) bool {
-	return fam == netlink.FAMILY_V6 && errors.Is(err, unix.EAFNOSUPPORT)
+	return fam == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
 func localRoute(link int, fam int) *netlink.Route {
