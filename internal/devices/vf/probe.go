@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -140,12 +142,19 @@ func (c *Capabilities) probeRXE() {
 		return
 	}
 	c.SoftRoCE = true
+	c.probeRoCESockets("/proc/thread-self/net")
+	c.note("rxe", netlinkRDMA{}.del(name))
+}
+
+// probeRoCESockets looks for the sockets of software RoCE in a namespace's tables. Without IPv6 there is no udp6.
+func (c *Capabilities) probeRoCESockets(dir string) {
 	for _, table := range []string{"udp", "udp6"} {
-		b, err := os.ReadFile("/proc/thread-self/net/" + table)
-		c.note("rxe", err)
+		b, err := os.ReadFile(filepath.Join(dir, table))
+		if !errors.Is(err, fs.ErrNotExist) {
+			c.note("rxe", err)
+		}
 		c.SoftRoCEInPods = c.SoftRoCEInPods || strings.Contains(string(b), rocePortHex+" ")
 	}
-	c.note("rxe", netlinkRDMA{}.del(name))
 }
 
 // remembered are capabilities on disk.
