@@ -68,6 +68,14 @@ func (a attrs) num(typ uint16) uint64 {
 }
 
 // text is a string without its end mark and the blanks that fill it.
+// wireNum is a number of four bytes as it is in messages between peers.
+func (a attrs) wireNum(typ uint16) uint32 {
+	if b := a[typ]; len(b) == 4 {
+		return binary.BigEndian.Uint32(b)
+	}
+	return 0
+}
+
 func (a attrs) text(typ uint16) string { return cString(a[typ]) }
 
 func cString(b []byte) string {
@@ -206,7 +214,7 @@ func decodeLink(top attrs) (Link, error) {
 	}
 	l := Link{
 		ID: uint8(a.num(1)), Device: a.text(2), Port: uint8(a.num(3)), Conns: uint32(a.num(6)),
-		UserID: uint32(a.num(8)), PeerUserID: uint32(a.num(9)), State: name(linkStates[:], a.num(10)),
+		UserID: a.wireNum(8), PeerUserID: a.wireNum(9), State: name(linkStates[:], a.num(10)),
 	}
 	for typ, addr := range map[uint16]*netip.Addr{4: &l.GID, 5: &l.PeerGID} {
 		gid, err := netip.ParseAddr(a.text(typ))

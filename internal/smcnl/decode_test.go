@@ -109,8 +109,8 @@ func TestDecode_groups(t *testing.T) {
 		ID: 0x300, Role: Server, Redundancy: "ASYMMETRIC PEER", PNetID: "NETA", Conns: 1, Version: 2, Release: 1,
 		EID: "SMCV2-DEFAULT-UEID", PeerHost: "g2", MaxConns: 255, MaxLinks: 2, SendBufBytes: 65536, RMBBytes: 65536,
 		Links: []Link{
-			{ID: 1, Device: "rxe0", Port: 1, GID: netip.MustParseAddr("10.0.0.1"), PeerGID: peer, Conns: 1, State: "ACTIVE", UserID: 0x1030000, PeerUserID: 0x1000000},
-			{ID: 2, Device: "rxe1", Port: 1, GID: netip.MustParseAddr("10.0.0.11"), PeerGID: peer, State: "ACTIVE", UserID: 0x2030000, PeerUserID: 0x1000001},
+			{ID: 1, Device: "rxe0", Port: 1, GID: netip.MustParseAddr("10.0.0.1"), PeerGID: peer, Conns: 1, State: "ACTIVE", UserID: 0x301, PeerUserID: 0x1},
+			{ID: 2, Device: "rxe1", Port: 1, GID: netip.MustParseAddr("10.0.0.11"), PeerGID: peer, State: "ACTIVE", UserID: 0x302, PeerUserID: 0x1000001},
 		},
 	}}
 	if diff := cmp.Diff(want, got, compareAddrs); diff != "" {
