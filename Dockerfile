@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # SPDX-License-Identifier: Apache-2.0
 #
-# One image with all programs, for every architecture that Go and Debian know:
+# One image with all programs, for amd64 and arm64 (and for others that Debian calls as Go does, as s390x):
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --sbom=true --provenance=true -t kube-smcr .
 #
