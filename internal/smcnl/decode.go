@@ -67,7 +67,6 @@ func (a attrs) num(typ uint16) uint64 {
 	}
 }
 
-// text is a string without its end mark and the blanks that fill it.
 // wireNum is a number of four bytes as it is in messages between peers.
 func (a attrs) wireNum(typ uint16) uint32 {
 	if b := a[typ]; len(b) == 4 {
@@ -76,6 +75,7 @@ func (a attrs) wireNum(typ uint16) uint32 {
 	return 0
 }
 
+// text is a string without its end mark and the blanks that fill it.
 func (a attrs) text(typ uint16) string { return cString(a[typ]) }
 
 func cString(b []byte) string {
