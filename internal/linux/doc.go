@@ -92,7 +92,8 @@
 // ([Redirect.Renew]) at least three times per period. An agent that was killed, hangs or was
 // stopped does not, and when the element has expired, new connections go directly to their
 // destination. With one element instead of a timeout on each destination, a renewal costs
-// the same for every policy.
+// the same for every policy. It is a packet that a rule notices, and no transaction: these wait
+// for one another, in all namespaces of a machine while one of them takes long.
 //
 // The kernel resets redirected connections when the last nat chain of a
 // namespace is deleted, even for an instant, and breaks them when the last rule that needs

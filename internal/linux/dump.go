@@ -110,10 +110,15 @@ func dumpFrom(fd int, request uint16, body []byte, left *allowance, f func(body 
 }
 
 func appendDumpRequest(b []byte, request uint16, body []byte) []byte {
+	return appendRequest(b, request, unix.NLM_F_DUMP, body)
+}
+
+// appendRequest appends a request of netlink without a number: one that is asked alone on its socket.
+func appendRequest(b []byte, request, flags uint16, body []byte) []byte {
 	b = binary.NativeEndian.AppendUint32(b, uint32(nlHeaderSize+len(body)))
 	b = binary.NativeEndian.AppendUint16(b, request)
-	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
-	b = append(b, make([]byte, 8)...) // sequence and port: one list per socket
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
+	b = append(b, make([]byte, 8)...) // sequence and port
 	return append(b, body...)
 }
 
@@ -167,30 +172,33 @@ func eachElement(s *nftables.Set, f func(element) bool) error {
 	}
 	body := append([]byte{byte(s.Table.Family), 0, 0, 0}, attrs...)
 	const request = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETSETELEM
-	more := true
-	return dump(unix.NETLINK_NETFILTER, request, body, newAllowance(), func(b []byte) (bool, error) {
-		if len(b) < nfgenSize {
-			return false, fmt.Errorf("elements of %d bytes", len(b))
+	return dump(unix.NETLINK_NETFILTER, request, body, newAllowance(), func(b []byte) (bool, error) { return eachElementOf(b, f) })
+}
+
+// eachElementOf goes through the elements in one answer of the kernel's until f returns false, and reports whether to read on.
+func eachElementOf(b []byte, f func(element) bool) (more bool, err error) {
+	if len(b) < nfgenSize {
+		return false, fmt.Errorf("elements of %d bytes", len(b))
+	}
+	ad, err := netlink.NewAttributeDecoder(b[nfgenSize:])
+	if err != nil {
+		return false, err
+	}
+	more = true
+	for ad.Next() {
+		if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			continue
 		}
-		ad, err := netlink.NewAttributeDecoder(b[nfgenSize:])
-		if err != nil {
-			return false, err
-		}
-		for ad.Next() {
-			if ad.Type() != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-				continue
+		ad.Nested(func(list *netlink.AttributeDecoder) error {
+			for more && list.Next() {
+				var e element
+				list.Nested(e.parse)
+				more = f(e)
 			}
-			ad.Nested(func(list *netlink.AttributeDecoder) error {
-				for more && list.Next() {
-					var e element
-					list.Nested(e.parse)
-					more = f(e)
-				}
-				return nil
-			})
-		}
-		return more, ad.Err()
-	})
+			return nil
+		})
+	}
+	return more, ad.Err()
 }
 
 func (e *element) parse(ad *netlink.AttributeDecoder) error {

@@ -43,6 +43,7 @@ const (
 	chainDoorsTo    = "doors-to"
 	chainCaughtOut  = "caught-out"
 	chainCaughtIn   = "caught-in"
+	chainRenew      = "renew"
 	chainPlainOut   = "untracked-out"
 	chainPlainIn    = "untracked-in"
 )
@@ -82,9 +83,10 @@ func kubeTable() *nftables.Table {
 func newRuleset(conn *nftConn) *ruleset { return &ruleset{conn: conn, table: kubeTable()} }
 
 // Sets that are changed on their own, outside a replacement of the table.
-// Concatenated types are padded to four bytes each.
+// Concatenated types are padded to four bytes each. A set that rules put elements into has a size: here one
+// element, and room for those that have expired, or were deleted in the same transaction, and are still to be collected.
 func aliveSet(t *nftables.Table) *nftables.Set {
-	return &nftables.Set{Table: t, Name: setAlive, KeyType: nftables.TypeInetProto, HasTimeout: true}
+	return &nftables.Set{Table: t, Name: setAlive, KeyType: nftables.TypeInetProto, HasTimeout: true, Dynamic: true, Size: 8}
 }
 
 // caughtSet has room for the element that has expired and is still to be collected, besides the one.
@@ -268,6 +270,7 @@ func (r *ruleset) build(cfg RedirectConfig, c content) {
 	r.inbound(cfg, &s, c.noRoutes)
 	r.doors(cfg, c.silent)
 	r.caught(&s)
+	r.renew(cfg, &s)
 	if cfg.Untracked {
 		r.untracked(&s, c.looseOff)
 	}

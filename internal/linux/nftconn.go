@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nftConn is a connection to nftables over one netlink socket, which stays open, so that a renewal takes one request and does not
-// enter the namespace.
+// nftConn is a connection to nftables over one netlink socket, which stays open, so that a transaction does not enter the
+// namespace.
 //
 // The library waits for an answer to each message of a transaction. The kernel gives them while it is sent to, and it may give
 // another number: a single one for all messages when memory is short or nf_tables is being unloaded, and one

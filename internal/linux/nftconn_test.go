@@ -51,7 +51,7 @@ func TestNFTConn_fewAnswers(t *testing.T) {
 	r := install(t, pod, testConfig(families[0]))
 	r.conn.answer = 50 * time.Millisecond
 	onlyErrors(t, r.conn.sock)
-	if err := within(t, r.conn.sock, r.Renew); !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := within(t, r.conn.sock, r.Forget); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("without an answer: %v", err)
 	}
 	// The first message is refused, which is what the error says, and once.
@@ -68,7 +68,7 @@ func TestNFTConn_fewAnswers(t *testing.T) {
 	mustDo(t, prepareNFT(r.conn.sock))
 	r.conn.answer = nftAnswerTime
 	for range 2 {
-		mustDo(t, r.Renew())
+		mustDo(t, r.Forget())
 	}
 }
 
@@ -85,7 +85,7 @@ func TestNFTConn_staleAnswer(t *testing.T) {
 		mustDo(t, err)
 	}
 	stale(r.conn)
-	mustDo(t, r.Renew())
+	mustDo(t, r.Forget())
 	f, err := InstallWireFilter(pod, WireConfig{})
 	mustDo(t, err)
 	stale(f.conn)

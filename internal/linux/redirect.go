@@ -19,18 +19,27 @@ import (
 // Redirect is what the agent has put into one pod's namespace. Its methods may
 // be called from several goroutines.
 type Redirect struct {
-	ns *NetNS
+	ns   *NetNS
+	mark uint32 // that of the configuration, which never changes
 
 	mu     sync.Mutex // guards what is below, and makes each transaction whole
 	conn   *nftConn
 	cfg    RedirectConfig
 	bypass map[netip.AddrPort]time.Time // the negative cache, with the end of each entry; for Update
 	found  map[sysctl]uint32            // the values before we set them, see foundSet
-	caught time.Time                    // until when "caught" has an element
 	silent bool                         // the kernel cannot refuse connections to the listeners
 	// noRoutes: the kernel cannot tell whether a packet is for the namespace itself
 	noRoutes bool
 	closed   bool
+
+	// prompt is what needs no transaction, and so waits for none. Its mutex is locked last.
+	prompt struct {
+		sync.Mutex
+		ttl    time.Duration // cfg.ttl()
+		caught time.Time     // until when "caught" has an element
+		ended  bool          // nothing is renewed any more: the diversion ends, or is a successor's
+		pulse  *pulse        // nil: not open
+	}
 }
 
 // InstallRedirect puts the redirection into ns, in place of that of an earlier agent. After
@@ -43,12 +52,13 @@ func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	r := &Redirect{ns: ns, cfg: cfg, bypass: map[netip.AddrPort]time.Time{}}
+	r := &Redirect{ns: ns, mark: cfg.Mark, cfg: cfg, bypass: map[netip.AddrPort]time.Time{}}
 	var u undo.Stack
 	if err := u.Run(r.installSteps()...); err != nil {
 		return nil, fmt.Errorf("install redirection in %s: %w", ns, err)
 	}
 	u.Keep()
+	r.prompt.ttl = cfg.ttl()
 	r.conn.answer = min(nftAnswerTime, cfg.ttl()/6)
 	return r, nil
 }
@@ -158,8 +168,11 @@ func (r *Redirect) replaceLocked(cfg RedirectConfig) error {
 		}
 	}
 	_, looseOff := r.found[looseTracking]
+	r.prompt.Lock()
+	caught := r.prompt.caught
+	r.prompt.Unlock()
 	c := content{
-		bypass: left, caught: r.caught.Sub(now).Truncate(time.Millisecond), found: r.found, looseOff: looseOff,
+		bypass: left, caught: caught.Sub(now).Truncate(time.Millisecond), found: r.found, looseOff: looseOff,
 		silent: r.silent, noRoutes: r.noRoutes, inPlace: cfg.Hold != nil,
 	}
 	rs := newRuleset(r.conn)
@@ -204,33 +217,10 @@ func (r *Redirect) Update(cfg RedirectConfig) error {
 		return fmt.Errorf("update redirection in %s: %w", r.ns, err)
 	}
 	r.cfg = cfg
+	r.prompt.Lock()
+	r.prompt.ttl = cfg.ttl()
+	r.prompt.Unlock()
 	_ = updateLocalRoutes(r.ns) // what was there works without them
-	return nil
-}
-
-// Renew keeps the diversion alive for another FailOpenTTL. The error is
-// [ErrNoTable] if somebody deleted the table.
-func (r *Redirect) Renew() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("renew redirection in %s: %w", r.ns, ErrClosed)
-	}
-	return r.renewLocked(r.cfg.ttl())
-}
-
-func (r *Redirect) renewLocked(ttl time.Duration) error {
-	// Older kernels do not extend the timeout of an element that is added again, and
-	// deleting an element that has just expired fails. Emptying the set never fails. The
-	// element is added in the same transaction: no packet sees the set empty.
-	s := aliveSet(kubeTable())
-	r.conn.FlushSet(s)
-	if err := r.conn.SetAddElements(s, aliveElement(ttl)); err != nil {
-		return fmt.Errorf("renew redirection in %s: %w", r.ns, err)
-	}
-	if err := r.conn.Flush(); err != nil {
-		return fmt.Errorf("renew redirection in %s: %w", r.ns, noTable(err))
-	}
 	return nil
 }
 
@@ -289,15 +279,15 @@ func bypassElement(dst netip.AddrPort, ttl time.Duration) (*nftables.Set, []nfta
 // Caught reports whether another program redirected a connection from or to the agent
 // within the last caughtTTL. While it did, nothing is diverted.
 func (r *Redirect) Caught() (bool, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+	r.prompt.Lock()
+	defer r.prompt.Unlock()
+	if r.prompt.ended {
 		return false, fmt.Errorf("look for redirected connections in %s: %w", r.ns, ErrClosed)
 	}
 	caught := false
 	err := r.ns.Do(func() error {
 		return eachElement(caughtSet(kubeTable()), func(e element) bool {
-			caught, r.caught = true, time.Now().Add(min(e.expires, caughtTTL))
+			caught, r.prompt.caught = true, time.Now().Add(min(e.expires, caughtTTL))
 			return false
 		})
 	})
@@ -335,6 +325,7 @@ func (r *Redirect) Remove() error {
 	if r.closed {
 		return nil
 	}
+	r.end()
 	err := endDiversion(r.conn)
 	if err != nil {
 		err = fmt.Errorf("remove redirection from %s: %w", r.ns, err)
@@ -360,6 +351,7 @@ func (r *Redirect) Release(lasting time.Duration) error {
 	if r.closed {
 		return nil
 	}
+	r.end()
 	// The next agent may be of an earlier version (see installSteps). It takes them again if it is not.
 	return errors.Join(r.give(fwmarkReflect4), r.give(fwmarkReflect6), r.renewLocked(max(lasting, r.cfg.ttl())), r.closeLocked())
 }
@@ -375,7 +367,19 @@ func (r *Redirect) Close() error {
 	return r.closeLocked()
 }
 
+// end sees to it that nothing is renewed any more but by the caller.
+func (r *Redirect) end() {
+	r.prompt.Lock()
+	defer r.prompt.Unlock()
+	r.prompt.ended = true
+	if r.prompt.pulse != nil {
+		r.prompt.pulse.close()
+		r.prompt.pulse = nil
+	}
+}
+
 func (r *Redirect) closeLocked() error {
+	r.end()
 	r.closed = true
 	return r.conn.CloseLasting()
 }
