@@ -24,6 +24,7 @@ type Faults struct {
 	Delay     time.Duration // of every datagram
 	Jitter    time.Duration // up to that much more for a run of datagrams
 	ReorderBy time.Duration // 0: a millisecond
+	MaxBytes  int           // longer datagrams are lost; 0: none
 
 	// KeepFatalNAKs spares the NAKs that end a queue pair. They are sent
 	// once; without them the requester ends with StatusRetryExceeded, and a
@@ -223,6 +224,9 @@ func (w *fabricWire) deliver(to netip.AddrPort, b []byte) {
 	}
 	if f.faults.KeepFatalNAKs && fatalNAK(b) {
 		w.schedule(dst, datagram{w.at, b})
+		return
+	}
+	if m := f.faults.MaxBytes; m > 0 && len(b) > m {
 		return
 	}
 	if w.chance(f.faults.Loss) {
