@@ -174,6 +174,9 @@ type Hooks struct {
 	// Trespass is called when a link has ended because the peer with this address
 	// asked for memory that is not its own.
 	Trespass func(peer netip.Addr, err error)
+	// PathMTU is called when a link has ended because the network did not carry its large packets, as far as that can be told.
+	// The next link groups with the peer have a smaller path MTU, for some minutes.
+	PathMTU func(PathMTU)
 }
 
 func (c *Config) setDefaults() {

@@ -63,6 +63,12 @@
 // In version 2 a link may pass a router. [Config].Route tells how devices
 // reach the peer's; those that find the way themselves do without.
 //
+// # Path MTU
+//
+// The path MTU of a link is the smaller one of what the two ports have. If the network between them loses large
+// packets, the link group ends, and the next ones with that peer have a smaller path MTU for ten minutes; where even 256 bytes
+// are too large, connections are TCP. [Hooks].PathMTU tells of it.
+//
 // # What net.Conn does not have
 //
 // Urgent data, one byte of the stream that the peer should look at first:

@@ -61,8 +61,9 @@ type link struct {
 	spill    bool // there is room for long messages
 	// Counts of the messages sent and completed.
 	sent, complete uint64
-	wrote          uint64 // number of the message behind the last RDMA WRITE
-	awaited        bool   // somebody waits to hear that the messages have arrived
+	wrote          uint64      // number of the message behind the last RDMA WRITE
+	sizes          packetSizes // of the RDMA WRITEs
+	awaited        bool        // somebody waits to hear that the messages have arrived
 
 	resolving bool // the way to the peer is being found out
 	transmits bool // the queue pair is in RTS
@@ -102,6 +103,10 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 			l.close()
 		}
 	}()
+	mtu, err := g.offeredMTU(time.Now(), r)
+	if err != nil {
+		return nil, err
+	}
 	size := linkSlots * slotBytes
 	if l.spill = g.version >= clc.V2; l.spill {
 		size = longOff + longBytes
@@ -130,7 +135,7 @@ func (g *group) newLink(index linkgroup.LinkIndex, r *rnic) (_ *link, err error)
 	l.local = linkgroup.Endpoint{
 		SubnetBits: uint8(l.row.PrefixBits),
 		QPN:        l.qp.Num(), GID: l.row.GID, MAC: l.row.MAC, RNIC: r.index,
-		PSN: rdma.PSN(g.s.rand.Uint32()) & rdma.PSNMask, MTU: r.dev.Port().ActiveMTU,
+		PSN: rdma.PSN(g.s.rand.Uint32()) & rdma.PSNMask, MTU: mtu,
 	}
 	r.links[l.qp.Num()] = l
 	g.links[index] = l
@@ -190,6 +195,9 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		return
 	}
 	if wc.Status != rdma.StatusSuccess {
+		if wc.Status == rdma.StatusRetryExceeded {
+			l.outOfRetries(now)
+		}
 		if wc.Status != rdma.StatusFlushed {
 			l.fail(now, fmt.Errorf("%v: %v", wc.Op, wc.Status))
 		} else if g.lg.State() != linkgroup.Dead {
@@ -348,9 +356,10 @@ func (l *link) write(o *linkgroup.Output) {
 	c := l.g.shellOf(o.Conn)
 	invariant.Must(c != nil, "RDMA write for a connection without a shell")
 	l.wrote = l.sent + 1
-	start := len(l.sges)
+	start, n := len(l.sges), uint32(0)
 	for _, s := range o.Local {
 		if s.Len > 0 {
+			n += s.Len
 			sge := c.send.buf.region.sge(l.rnic, c.send.buf.off+int(s.Offset))
 			sge.Length = s.Len
 			l.sges = append(l.sges, sge)
@@ -359,6 +368,7 @@ func (l *link) write(o *linkgroup.Output) {
 	l.wrs = append(l.wrs, rdma.SendWR{
 		Op: rdma.OpWrite, SGL: l.sges[start:len(l.sges):len(l.sges)], RemoteAddr: o.RemoteAddr, RKey: o.RKey,
 	})
+	l.sizes.note(n, l.peer.MTU, l.wrote)
 }
 
 // send copies a message to the next send slot, or to the room of the long one. Slots are used in turn, and

@@ -341,7 +341,7 @@ func declineReason(err error) (_ clc.Reason, outOfSync bool) {
 		return clc.ReasonSyncErr, true
 	case errors.Is(err, errNoPlace):
 		return clc.ReasonMem, false
-	case errors.Is(err, errSlow), errors.Is(err, errBarred): // it passes
+	case errors.Is(err, errSlow), errors.Is(err, errBarred), errors.Is(err, errPathMTU): // it passes
 		return clc.ReasonNoActLink, false
 	case errors.Is(err, errNoLink), errors.Is(err, linkgroup.ErrLinkLost):
 		return clc.ReasonNoSrvLink, false

@@ -40,6 +40,7 @@ type Stack struct {
 	trespassers trespassers
 	devices     devices
 	preferred   preferred
+	pathMTUs    pathMTUs
 	groups      groupTable
 	lingering   lingering
 	cooling     cooling
@@ -85,7 +86,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		rand:        rand.New(rand.NewChaCha8(seed)),
 		conns:       map[*Conn]struct{}{},
 		empty:       make(chan struct{}),
-		trespassers: trespassers{}, preferred: preferred{},
+		trespassers: trespassers{}, preferred: preferred{}, pathMTUs: pathMTUs{},
 		devices: devices{rail: cfg.Rail},
 	}
 	for i, d := range cfg.Devices {
