@@ -58,7 +58,7 @@ func (px *proxy) stackHooks(memory *account) smcr.Hooks {
 	if px.sharesStack() {
 		h.log = px.agent.cfg.Log.With("pod", podOf((*px.atts.Load())[0]).Namespace+"/*")
 	}
-	return smcr.Hooks{Malformed: h.noteMalformed, Failed: h.noteFailed, Trespass: h.noteTrespass}
+	return smcr.Hooks{Malformed: h.noteMalformed, Failed: h.noteFailed, Trespass: h.noteTrespass, PathMTU: h.notePathMTU}
 }
 
 // noteMalformed is the hook for messages of peers that the stack did not understand.
@@ -88,4 +88,19 @@ func (h stackHooks) noteTrespass(peer netip.Addr, err error) {
 	if ok, dropped := h.agent.logLimit.allow(time.Now()); ok {
 		h.log.Warn("a peer asked for memory that is not its own; if it goes on, it gets no link group for a minute", "peer", peer, "err", err, "leftOut", dropped)
 	}
+}
+
+// notePathMTU is the hook for a network that carries smaller packets only than the interfaces at both ends of it do.
+func (h stackHooks) notePathMTU(m smcr.PathMTU) {
+	ok, dropped := h.agent.logLimit.allow(time.Now())
+	if !ok {
+		return
+	}
+	log := h.log.With("peer", m.Peer, "rnic", m.PeerGID.Addr(), "device", m.Device, "pathMTU", m.Lost.Bytes(), "leftOut", dropped)
+	if m.Next == 0 {
+		log.Warn("the network does not carry RDMA packets of this size to a peer, but smaller messages; connections were reset, and the next ones are plain TCP for ten minutes")
+		return
+	}
+	log.Warn("the network does not carry RDMA packets of this size to a peer, but smaller ones; connections were reset, and new links with the peer have "+
+		"a smaller path MTU for ten minutes. Set soft.mtu of the devices lower, or the MTU of an RDMA device's interface", "next", m.Next.Bytes())
 }

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -65,5 +66,27 @@ func TestStackHooks_shared(t *testing.T) {
 	hooks.Failed("set up link group", rdma.ErrNoResources)
 	if got := alone.shortage().device; got != 1 {
 		t.Errorf("a pod with a stack of its own has %d refusals, want 1", got)
+	}
+}
+
+// TestStackHooks_pathMTU: the log says to whom large packets do not pass, and what to set.
+func TestStackHooks_pathMTU(t *testing.T) {
+	s := newSharing(t)
+	px := s.pod("x", "alone", nil)
+	m := smcr.PathMTU{
+		Peer: netip.MustParseAddr("10.0.0.7"), PeerGID: rdma.GIDFromAddr(netip.MustParseAddr("192.0.2.7")), Device: "soft0",
+		Lost: rdma.MTU4096, Next: rdma.MTU2048,
+	}
+	hooks := px.stackHooks(nil)
+	hooks.PathMTU(m)
+	for _, want := range []string{"level=WARN", "soft.mtu", "peer=10.0.0.7", "rnic=192.0.2.7", "device=soft0", "pathMTU=4096", "next=2048"} {
+		if log := s.log.String(); !strings.Contains(log, want) {
+			t.Errorf("no %s in the log: %s", want, log)
+		}
+	}
+	m.Lost, m.Next = rdma.MTU256, 0
+	hooks.PathMTU(m)
+	if log := s.log.String(); !strings.Contains(log, "plain TCP for ten minutes") {
+		t.Errorf("log: %s", log)
 	}
 }
