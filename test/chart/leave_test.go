@@ -19,19 +19,20 @@ func TestNodesThatAreLeft(t *testing.T) {
 	in := func(key string, values ...string) corev1.NodeSelectorRequirement {
 		return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values}
 	}
+	arch := in(corev1.LabelArchStable, "amd64", "arm64")
 	stay := corev1.NodeSelectorRequirement{Key: v1alpha1.LabelLeave, Operator: corev1.NodeSelectorOpNotIn, Values: []string{"true"}}
 	const required = "agent.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms="
 	for _, tt := range []struct {
 		name, json string
 		want       []corev1.NodeSelectorTerm
 	}{
-		{"none", "", []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{stay}}}},
-		{"pods only", `agent.affinity={"podAntiAffinity":{}}`, []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{stay}}}},
+		{"none", "", []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{arch, stay}}}},
+		{"pods only", `agent.affinity={"podAntiAffinity":{}}`, []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{arch, stay}}}},
 		{
 			"two terms", required + `[{"matchExpressions":[{"key":"a","operator":"In","values":["1"]}]},{"matchFields":[{"key":"metadata.name","operator":"In","values":["n"]}]},{}]`,
 			[]corev1.NodeSelectorTerm{
-				{MatchExpressions: []corev1.NodeSelectorRequirement{in("a", "1"), stay}},
-				{MatchExpressions: []corev1.NodeSelectorRequirement{stay}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "n")}},
+				{MatchExpressions: []corev1.NodeSelectorRequirement{in("a", "1"), arch, stay}},
+				{MatchExpressions: []corev1.NodeSelectorRequirement{arch, stay}, MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", "n")}},
 				{},
 			},
 		},

@@ -124,6 +124,9 @@ hooks:
   uninstall: true
   uninstallTimeout: 2m
 image:
+  architectures:
+  - amd64
+  - arm64
   digest: ""
   pullPolicy: IfNotPresent
   repository: ghcr.io/smcr-io/kube-smcr

@@ -175,26 +175,43 @@ the smallest buffers, and sockets have room for, relays as many as sockets has. 
 {{- max 268435456 (add 67108864 (mul 16384 $conns) (mul 147456 $relays)) -}}
 {{- end -}}
 
-{{- /* agent.affinity, and no node that has the label smcr.io/leave: kubectl smcr leave. Of several terms one is
-enough, so that each of them says it; one without expressions selects no node and stays so. */ -}}
+{{- /* Of which nodes the image is. */ -}}
+{{- define "smcr.architectures" -}}
+{{- with .Values.image.architectures -}}
+{{ toYaml (list (dict "key" "kubernetes.io/arch" "operator" "In" "values" .)) }}
+{{- end -}}
+{{- end -}}
+
+{{- /* agent.affinity, and no node that has the label smcr.io/leave: kubectl smcr leave. */ -}}
 {{- define "smcr.agentAffinity" -}}
 {{- $stay := dict "key" "smcr.io/leave" "operator" "NotIn" "values" (list "true") -}}
-{{- $affinity := deepCopy .Values.agent.affinity -}}
+{{- include "smcr.affinity" (dict "affinity" .Values.agent.affinity "nodes" (append (include "smcr.architectures" . | fromYamlArray) $stay)) -}}
+{{- end -}}
+
+{{- /* An affinity, and what each node must match besides, or nothing: {affinity, nodes}. Of several terms one is
+enough, so that each of them says it; one without expressions selects no node and stays so. */ -}}
+{{- define "smcr.affinity" -}}
+{{- $in := . -}}
+{{- $affinity := deepCopy .affinity -}}
+{{- if .nodes -}}
 {{- $node := $affinity.nodeAffinity | default dict -}}
 {{- $terms := list -}}
 {{- range (($node.requiredDuringSchedulingIgnoredDuringExecution | default dict).nodeSelectorTerms | default list) -}}
 {{- if or .matchExpressions .matchFields -}}
-{{- $terms = append $terms (merge (dict "matchExpressions" (append (.matchExpressions | default list) $stay)) .) -}}
+{{- $terms = append $terms (merge (dict "matchExpressions" (concat (.matchExpressions | default list) $in.nodes)) .) -}}
 {{- else -}}
 {{- $terms = append $terms . -}}
 {{- end -}}
 {{- end -}}
 {{- if not $terms -}}
-{{- $terms = list (dict "matchExpressions" (list $stay)) -}}
+{{- $terms = list (dict "matchExpressions" .nodes) -}}
 {{- end -}}
 {{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
 {{- $_ := set $affinity "nodeAffinity" $node -}}
-{{ toYaml $affinity }}
+{{- end -}}
+{{- with $affinity -}}
+{{ toYaml . }}
+{{- end -}}
 {{- end -}}
 
 {{- /* Port of the agent's metrics, or nothing. */ -}}

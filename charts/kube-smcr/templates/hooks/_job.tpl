@@ -118,6 +118,9 @@ spec:
       {{- with .root.Values.hooks.nodeSelector }}
       nodeSelector: {{- toYaml . | nindent 8 }}
       {{- end }}
+      {{- with include "smcr.affinity" (dict "affinity" (dict) "nodes" (include "smcr.architectures" .root | fromYamlArray)) }}
+      affinity: {{- . | nindent 8 }}
+      {{- end }}
       tolerations:
       # Before the first agent all nodes may have it.
       - key: smcr.io/agent-not-ready
