@@ -86,7 +86,7 @@ type Config struct {
 	// RMBEsPerRMB is how many connections share one registered RMB at most. The
 	// first RMB of a link group is smaller. Default 8.
 	RMBEsPerRMB int
-	// MemoryBytes bounds the registered memory of the stack; a connection
+	// MemoryBytes bounds the registered memory of the stack, in whole pages; a connection
 	// that would exceed it is declined with MEM. Default 512 MiB.
 	MemoryBytes int
 	// Account is charged for the registered memory, too: several stacks may share

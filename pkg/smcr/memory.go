@@ -41,7 +41,8 @@ var ErrClientShare = errors.New("smcr: the client has its share")
 // stack's turn.
 type account struct {
 	budget int
-	bytes  int           // registered now
+	bytes  int           // registered now, in whole pages
+	page   int           // size of a page
 	outer  MemoryAccount // nil: none
 }
 
@@ -60,6 +61,9 @@ func (e *errMemory) Error() string {
 }
 
 func (e *errMemory) Unwrap() error { return e.outer }
+
+// whole is what a region of n bytes takes: whole pages, which are of 64 KiB in some kernels for arm64.
+func (a *account) whole(n int) int { return (n + a.page - 1) / a.page * a.page }
 
 // take asks the account outer also where the stack's own budget is full: only that account knows whether the client
 // has its share.
@@ -166,7 +170,7 @@ func (r *region) close() error {
 		err = errors.Join(err, r.at[i].close())
 	}
 	if r.mem != nil {
-		r.of.s.account.give(r.of.client, len(r.mem))
+		r.of.s.account.give(r.of.client, r.of.s.account.whole(len(r.mem)))
 		r.mem = nil
 	}
 	return err
@@ -240,7 +244,8 @@ func (m *memory) register(size int, access rdma.Access) (*region, error) {
 }
 
 func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *region, err error) {
-	if err := m.s.account.take(m.client, size); err != nil {
+	charge := m.s.account.whole(size)
+	if err := m.s.account.take(m.client, charge); err != nil {
 		return nil, err
 	}
 	r := &region{of: m, access: access}
@@ -251,7 +256,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 		}
 		mr, err := m.registerWith(n, size, access, first)
 		if err != nil {
-			m.s.account.give(m.client, size)
+			m.s.account.give(m.client, charge)
 			return nil, errors.Join(fmt.Errorf("register %d bytes with %s: %w", size, n.dev.Name(), err), r.close())
 		}
 		r.at[n.index] = mr
@@ -260,7 +265,7 @@ func (m *memory) registerOn(size int, access rdma.Access, on ...*rnic) (_ *regio
 		}
 	}
 	if first == nil {
-		m.s.account.give(m.client, size)
+		m.s.account.give(m.client, charge)
 		return nil, fmt.Errorf("register %d bytes: no device is left: %w", size, rdma.ErrNoResources)
 	}
 	r.mem = first.Bytes()[:size:size]

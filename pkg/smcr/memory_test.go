@@ -26,7 +26,7 @@ func newTestMemory(tb testing.TB, budget int) *memory {
 			tb.Error(err)
 		}
 	})
-	s := &Stack{devices: devices{list: []*rnic{{dev: d, ctx: ctx}}}, account: account{budget: budget}}
+	s := &Stack{devices: devices{list: []*rnic{{dev: d, ctx: ctx}}}, account: account{budget: budget, page: 4096}}
 	tb.Cleanup(func() {
 		if n := s.devices.list[0].domains; n != 0 {
 			tb.Errorf("%d protection domains are left", n)
@@ -90,6 +90,40 @@ func TestMemory_sendBuffers(t *testing.T) {
 	m.trim()
 	if of.nbufs != 0 || of.nfree != 0 || len(m.arenas) != 0 || m.s.account.bytes != 0 {
 		t.Errorf("seed %d: %d bytes are left", seed, m.s.account.bytes)
+	}
+}
+
+// What is charged is what is mapped: whole pages, whatever their size.
+func TestMemory_pages(t *testing.T) {
+	const kib = 1024
+	for _, tc := range []struct{ page, size, want int }{
+		{4 * kib, 16 * kib, 16 * kib},
+		{4 * kib, 4*kib + 1, 8 * kib},
+		{64 * kib, 16 * kib, 64 * kib},
+		{64 * kib, 64 * kib, 64 * kib},
+		{64 * kib, 8 * 16 * kib, 128 * kib},
+	} {
+		m := newTestMemory(t, 1000*kib)
+		m.s.account.page = tc.page
+		outer := &TestAccount{Left: 1000 * kib}
+		m.s.account.outer = outer
+		r, err := m.register(tc.size, rdma.LocalWrite)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes := m.s.account.bytes; bytes != tc.want || outer.Left != 1000*kib-tc.want || len(r.mem) != tc.size {
+			t.Errorf("%d bytes with pages of %d: %d are charged, %d left in the account, want %d charged", tc.size, tc.page, bytes, outer.Left, tc.want)
+		}
+		if err := r.close(); err != nil {
+			t.Fatal(err)
+		}
+		m.s.devices.list[0].dead = true
+		if _, err := m.register(tc.size, rdma.LocalWrite); !errors.Is(err, rdma.ErrNoResources) {
+			t.Errorf("without a device: %v", err)
+		}
+		if bytes := m.s.account.bytes; bytes != 0 || outer.Left != 1000*kib {
+			t.Errorf("%d bytes with pages of %d: %d are charged after all, %d left in the account", tc.size, tc.page, bytes, outer.Left)
+		}
 	}
 }
 

@@ -106,7 +106,7 @@ func (g *group) prepareRMB() {
 	id, ok := g.lg.UnconfirmedRMB(uint32(size)) // the peer refused it, or its connection was given up
 	if !ok {
 		have := &g.s.account
-		if have.bytes+size*next > have.budget/4*3 {
+		if have.bytes+have.whole(size*next) > have.budget/4*3 {
 			return
 		}
 		var err error

@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -96,7 +97,7 @@ func NewStack(cfg Config) (*Stack, error) {
 		}
 		s.devices.put(r)
 	}
-	s.account = account{budget: cfg.MemoryBytes, outer: cfg.Account}
+	s.account = account{budget: cfg.MemoryBytes, page: os.Getpagesize(), outer: cfg.Account}
 	var err error
 	if s.tcpWatch, err = newTCPWatch(s); err != nil {
 		return nil, errors.Join(err, s.devices.close())
