@@ -173,7 +173,7 @@ func (f *fallback) writeEarly(tcp *net.TCPConn, w io.Writer) (int64, error) {
 	if err := mayRead(tcp); err != nil {
 		return 0, err
 	}
-	n, err := w.Write(f.early)
+	n, err := writeAll(w, f.early)
 	f.early = f.early[n:]
 	return int64(n), err
 }

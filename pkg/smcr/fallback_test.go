@@ -96,6 +96,19 @@ func TestFallback_readsAsTCP(t *testing.T) {
 	}
 }
 
+// What came before the fallback stays before what came after it, also if a writer does not take all at once and does not say why.
+func TestFallback_shortWriter(t *testing.T) {
+	c := peerSends(t, "later")
+	f := fallback{early: []byte("early")}
+	if n, err := f.writeTo(c, writeFunc(func([]byte) (int, error) { return 3, nil })); n != 3 || !errors.Is(err, io.ErrShortWrite) {
+		t.Errorf("%d, %v", n, err)
+	}
+	b := make([]byte, 9)
+	if n, err := f.read(c, b, false); err != nil || string(b[:n]) != "ly" {
+		t.Errorf("then %q, %v", b[:n], err)
+	}
+}
+
 // After a fallback an urgent byte goes on as such, also where it is the first thing that comes, or follows what could
 // have become a Decline; and before anything follows it.
 func TestFallback_urgentByteFirst(t *testing.T) {

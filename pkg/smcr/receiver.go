@@ -3,6 +3,7 @@
 package smcr
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net"
@@ -181,11 +182,27 @@ func (c *Conn) writeTo(w io.Writer) (int64, error) {
 		if err != nil {
 			return total, c.opError("read", err)
 		}
-		n, err := w.Write(b)
+		n, err := writeAll(w, b)
 		c.consume(n)
 		total += int64(n)
 		if err != nil {
 			return total, err
 		}
 	}
+}
+
+// errInvalidWrite means that a writer took fewer bytes than none, or more than it was given.
+var errInvalidWrite = errors.New("smcr: invalid result of a write")
+
+// writeAll writes b to w and returns how much of it w took. It is an error to take less than all, as for
+// [io.Copy].
+func writeAll(w io.Writer, b []byte) (int, error) {
+	n, err := w.Write(b)
+	switch {
+	case n < 0 || n > len(b):
+		return 0, cmp.Or(err, errInvalidWrite)
+	case n < len(b) && err == nil:
+		err = io.ErrShortWrite
+	}
+	return n, err
 }

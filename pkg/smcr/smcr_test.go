@@ -387,3 +387,39 @@ func TestSectionB_addresses(t *testing.T) {
 		t.Errorf("the client's own is %v", own)
 	}
 }
+
+// oddWriter says that it took so many bytes, and no error; it may be asked once.
+type oddWriter struct{ took, calls int }
+
+func (w *oddWriter) Write([]byte) (int, error) {
+	if w.calls++; w.calls > 1 {
+		return 0, errors.New("asked again")
+	}
+	return w.took, nil
+}
+
+// What a writer does not take, and does not say why, is not lost, and is no reason to try for ever: WriteTo ends as io.Copy does.
+func TestConn_writeToOddWriters(t *testing.T) {
+	p := newPair(t)
+	for _, tc := range []struct {
+		took, want int
+		short      bool
+	}{{0, 0, true}, {3, 3, true}, {5, 0, false}, {-1, 0, false}} {
+		a, b := p.dial(t)
+		if _, err := a.Write([]byte("four")); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		n, err := b.WriteTo(&oddWriter{took: tc.took})
+		if n != int64(tc.want) || errors.Is(err, io.ErrShortWrite) != tc.short || !tc.short && (err == nil || err.Error() != "smcr: invalid result of a write") {
+			t.Errorf("the writer took %d of 4 bytes: %d, %v", tc.took, n, err)
+		}
+		var rest bytes.Buffer
+		if _, err := b.WriteTo(&rest); err != nil || rest.String() != "four"[tc.want:] {
+			t.Errorf("behind %d bytes: %q, %v", tc.want, rest.String(), err)
+		}
+		_, _ = a.Close(), b.Close()
+	}
+}
