@@ -10,7 +10,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
 )
 
-// sockets lists the sockets of SMC of a namespace.
+// sockets lists the sockets of SMC of a namespace. The error is [linux.ErrTooMuch] if there are more than are returned: a program
+// can make as many as it may have files.
 func sockets(ns *linux.NetNS) (all []smcnl.Socket, err error) {
 	err = ns.Do(func() error {
 		all, err = smcnl.Sockets()
@@ -126,21 +127,22 @@ type Conn struct {
 	Inbound bool
 }
 
-// Conns lists the connections of the sockets of SMC of a place.
+// Conns lists the connections of the sockets of SMC of a place. The error is [linux.ErrTooMuch] if there are more than are returned.
 func Conns(at linux.Place) ([]Conn, error) {
-	socks, err := sockets(at.NetNS)
-	if err != nil {
-		return nil, err
+	socks, tooMuch := sockets(at.NetNS)
+	if tooMuch != nil && !errors.Is(tooMuch, linux.ErrTooMuch) {
+		return nil, tooMuch
 	}
 	var tcp tcpSockets
 	if slices.ContainsFunc(socks, func(s smcnl.Socket) bool {
 		return isConn(&s) && (at.Cgroup != nil || s.Peer.Addr().IsUnspecified())
 	}) {
+		var err error
 		if tcp, err = findTCP(at); err != nil {
 			return nil, err
 		}
 	}
-	return joined(socks, tcp), nil
+	return joined(socks, tcp), tooMuch
 }
 
 // isConn tells whether a socket is a connection, or becomes one.

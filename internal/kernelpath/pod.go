@@ -236,11 +236,16 @@ func (c *Chooser) Purge(at linux.Place, cfg PodConfig) error {
 }
 
 // hasSockets tells whether a place has sockets of SMC that did not become TCP. A socket of the node's network of which nobody can
-// tell whose it is, as it has no port yet, may be one.
+// tell whose it is, as it has no port yet, may be one, and so may those of which there are too many to look through.
 func hasSockets(at linux.Place) (bool, error) {
 	all, err := sockets(at.NetNS)
+	return hasAmong(at, all, err)
+}
+
+// hasAmong is hasSockets by the list of the sockets of the place's namespace, or by why there is none.
+func hasAmong(at linux.Place, all []smcnl.Socket, err error) (bool, error) {
 	if err != nil {
-		return false, err
+		return unlessTooMuch(err)
 	}
 	all = slices.DeleteFunc(all, func(s smcnl.Socket) bool { return s.Mode == smcnl.ModeTCP })
 	if at.Cgroup == nil || len(all) == 0 {
@@ -248,9 +253,17 @@ func hasSockets(at linux.Place) (bool, error) {
 	}
 	tcp, err := findTCP(at)
 	if err != nil {
-		return false, err
+		return unlessTooMuch(err)
 	}
 	return slices.ContainsFunc(all, func(s smcnl.Socket) bool { return !tcp.isForeign(&s) }), nil
+}
+
+// unlessTooMuch takes a place of whose sockets not all are known for one that has some.
+func unlessTooMuch(err error) (bool, error) {
+	if errors.Is(err, linux.ErrTooMuch) {
+		return true, nil
+	}
+	return false, err
 }
 
 // The variables of a namespace that say how large the buffers of connections are.

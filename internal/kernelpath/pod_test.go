@@ -5,6 +5,7 @@ package kernelpath
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -340,5 +341,25 @@ func TestChooser_others(t *testing.T) {
 	slices.SortFunc(got, func(a, b Choice) int { return cmp.Or(cmp.Compare(a.Cgroup, b.Cgroup), cmp.Compare(a.NetNS, b.NetNS)) })
 	if want := []Choice{{NetNS: goneCookie}, {NetNS: 1 << 60}, {Cgroup: 1 << 61}}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("others %v, %v, want %v", got, err, want)
+	}
+}
+
+// Where nobody can tell, for too many sockets, a place has some: its filter is not left as it is.
+func TestHasAmong(t *testing.T) {
+	for name, tc := range map[string]struct {
+		all  []smcnl.Socket
+		err  error
+		want bool
+	}{
+		"none":     {nil, nil, false},
+		"one":      {[]smcnl.Socket{{Mode: smcnl.ModeSMCR}}, nil, true},
+		"TCP":      {[]smcnl.Socket{{Mode: smcnl.ModeTCP}}, nil, false},
+		"too many": {[]smcnl.Socket{{Mode: smcnl.ModeTCP}}, fmt.Errorf("list: %w", linux.ErrTooMuch), true},
+		"unknown":  {nil, errors.ErrUnsupported, false},
+	} {
+		got, err := hasAmong(linux.Place{}, tc.all, tc.err)
+		if got != tc.want || (err != nil) != (tc.err != nil && !tc.want) {
+			t.Errorf("%s: %t, %v", name, got, err)
+		}
 	}
 }

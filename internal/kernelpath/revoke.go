@@ -41,19 +41,21 @@ type Revocation struct {
 // allowed is what another call with the same filter returned, and saves looking at these again. Revoke takes
 // 2 s at most, whatever programs do.
 func Revoke(at linux.Place, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
-	r, err := revoke(at, filter, allowed)
+	socks, why := sockets(at.NetNS)
+	r, err := revoke(at, socks, why, filter, allowed)
 	if err != nil {
 		return r, fmt.Errorf("end connections on SMC-R that no policy allows any more: %w", err)
 	}
 	return r, nil
 }
 
-func revoke(at linux.Place, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
-	ns := at.NetNS
-	socks, err := sockets(ns)
-	if err != nil {
-		return Revocation{}, err
+// revoke is Revoke by the list of the sockets of the place's namespace, and why these are not all.
+func revoke(at linux.Place, socks []smcnl.Socket, why error, filter linux.OptionFilterConfig, allowed []uint64) (_ Revocation, err error) {
+	if why != nil && !errors.Is(why, linux.ErrTooMuch) {
+		return Revocation{}, why
 	}
+	defer func() { err = errors.Join(err, why) }() // those of the list are ended all the same
+	ns := at.NetNS
 	var tcp tcpSockets
 	known := make(map[uint64]bool, len(allowed))
 	for _, cookie := range allowed {

@@ -3,6 +3,7 @@
 package kernelpath
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -139,5 +140,20 @@ func TestRevoke_nothing(t *testing.T) {
 	r, err := Revoke(linux.In(ns), linux.OptionFilterConfig{}, nil)
 	if err != nil || len(r.Ended)+r.Left != 0 || r.Unsettled {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// Of too many sockets to look through those are judged that were, and it is said that there are more.
+func TestRevoke_tooMany(t *testing.T) {
+	const known = 4
+	var nowhere linux.Place // nobody enters it
+	socks := []smcnl.Socket{connection(known, smcnl.Client, 40000, 6379)}
+	r, err := revoke(nowhere, socks, linux.ErrTooMuch, linux.OptionFilterConfig{}, []uint64{known})
+	if !errors.Is(err, linux.ErrTooMuch) || !slices.Equal(r.Allowed, []uint64{known}) {
+		t.Errorf("%+v, %v", r, err)
+	}
+	r, err = revoke(nowhere, nil, errors.ErrUnsupported, linux.OptionFilterConfig{}, []uint64{known})
+	if !errors.Is(err, errors.ErrUnsupported) || len(r.Allowed) > 0 {
+		t.Errorf("without a list: %+v, %v", r, err)
 	}
 }

@@ -68,7 +68,7 @@ func dump(family int, request uint16, body []byte, left *allowance, f func(body 
 }
 
 // DumpFew asks the kernel for a list of the thread's namespace, in a family of netlink, and returns the body of each entry. The
-// error is [ErrTooMuch] if there are more than are looked through.
+// error is [ErrTooMuch] if there are more than are looked through; those that were are returned all the same.
 func DumpFew(family int, request uint16, body []byte) ([][]byte, error) {
 	runtime.LockOSThread() // whose time is counted
 	defer runtime.UnlockOSThread()
@@ -80,10 +80,10 @@ func dumpFew(family int, request uint16, body []byte, left *allowance) (all [][]
 		all = append(all, bytes.Clone(b))
 		return true, nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrTooMuch) {
 		return nil, err
 	}
-	return all, nil
+	return all, err
 }
 
 // dumpFrom is dump with a socket of the caller's, on which nothing else was asked.

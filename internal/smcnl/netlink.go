@@ -169,16 +169,22 @@ func Devices() ([]Device, error) {
 	return all, nil
 }
 
-// Sockets returns the sockets of SMC, listening ones included.
+// Sockets returns the sockets of SMC, listening ones included. The error is [linux.ErrTooMuch] if there are more than are looked
+// through; those that were are returned all the same.
 func Sockets() ([]Socket, error) {
 	const requestBytes, allExtensions = 52, 0x1f // family, padding, extensions, then an empty socket identity
 	body := make([]byte, requestBytes)
 	body[0], body[3] = sockDiagFamily, allExtensions
-	req := nl.NewNetlinkRequest(sockDiagByFam, unix.NLM_F_DUMP)
-	req.AddRawData(body)
-	msgs, err := req.Execute(unix.NETLINK_SOCK_DIAG, 0)
-	if err != nil {
-		return nil, fmt.Errorf("list the sockets of SMC (is the module smc_diag loaded?): %w", err)
+	return socketsOf(linux.DumpFew(unix.NETLINK_SOCK_DIAG, sockDiagByFam, body))
+}
+
+// socketsOf decodes the answers to the question for sockets, and says why there are not more.
+func socketsOf(msgs [][]byte, why error) ([]Socket, error) {
+	switch {
+	case errors.Is(why, linux.ErrTooMuch):
+		why = fmt.Errorf("the list of the sockets of SMC: %w", why)
+	case why != nil:
+		return nil, fmt.Errorf("list the sockets of SMC (is the module smc_diag loaded?): %w", why)
 	}
 	var all []Socket
 	for _, m := range msgs {
@@ -188,7 +194,7 @@ func Sockets() ([]Socket, error) {
 		}
 		all = append(all, s)
 	}
-	return all, nil
+	return all, why
 }
 
 // UEIDs returns the user-defined enterprise IDs of the kernel.

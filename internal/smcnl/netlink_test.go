@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/linux"
 )
 
 // TestDumpFew: a list that is read with a bound is what it is without. The list is of the kernel's generic netlink families, which each kernel
@@ -27,5 +29,26 @@ func TestDumpFew(t *testing.T) {
 	}
 	if _, err := dumpFew("KUBESMCR", cmdListPNets); !errors.Is(err, ErrNoSMC) {
 		t.Errorf("a family that the kernel has not: %v, want ErrNoSMC", err)
+	}
+}
+
+// TestSocketsOf: of a namespace with too many sockets those that were looked through are known, and that there are more.
+func TestSocketsOf(t *testing.T) {
+	msgs := answers(t, "sockets")
+	for name, tc := range map[string]struct {
+		msgs [][]byte
+		why  error
+		want int
+		err  error
+	}{
+		"all":           {msgs, nil, len(msgs), nil},
+		"too many":      {msgs, linux.ErrTooMuch, len(msgs), linux.ErrTooMuch},
+		"not asked":     {nil, unix.ENOENT, 0, unix.ENOENT},
+		"not an answer": {[][]byte{msgs[0], {1}}, linux.ErrTooMuch, 0, errShort},
+	} {
+		got, err := socketsOf(tc.msgs, tc.why)
+		if len(got) != tc.want || !errors.Is(err, tc.err) {
+			t.Errorf("%s: %d sockets, want %d, error %v", name, len(got), tc.want, err)
+		}
 	}
 }
