@@ -166,7 +166,7 @@ func newNodes[T any](o *options, verb, short string, table func(io.Writer, T) er
 				}
 				pod, nodes = name, []string{node}
 			}
-			answers, err := kubectl.AskNodes[T](cmd.Context(), c, nodes, verb)
+			answers, err := askNodes[T](cmd.Context(), c, nodes, verb, pod)
 			if err != nil {
 				return err
 			}
@@ -200,6 +200,19 @@ func newNodes[T any](o *options, verb, short string, table func(io.Writer, T) er
 	return cmd
 }
 
+// askNodes asks the agents of some nodes, or of all. An agent shows a bounded number of connections, so that it is asked for those of
+// a pod, if it knows how.
+func askNodes[T any](ctx context.Context, c *kubectl.Cluster, nodes []string, verb, pod string) ([]kubectl.NodeAnswer[T], error) {
+	if verb == "conns" && pod != "" {
+		answers, err := kubectl.AskNodes[T](ctx, c, nodes, verb, "--pod", pod)
+		isOld := func(a kubectl.NodeAnswer[T]) bool { return errors.Is(a.Err, kubectl.ErrNotUnderstood) }
+		if err != nil || !slices.ContainsFunc(answers, isOld) {
+			return answers, err
+		}
+	}
+	return kubectl.AskNodes[T](ctx, c, nodes, verb)
+}
+
 // keepLinks drops the link groups that the pod has no part in. It shares those of its namespace
 // (NAMESPACE/*), and those of its node's kernel with all pods there.
 func keepLinks(l *agentapi.Links, pod string) {
@@ -213,15 +226,7 @@ func keepLinks(l *agentapi.Links, pod string) {
 	l.LinkGroups = kept
 }
 
-func keepConns(c *agentapi.Conns, pod string) {
-	kept := []agentapi.Conn{}
-	for _, x := range c.Conns {
-		if x.Pod == pod {
-			kept = append(kept, x)
-		}
-	}
-	c.Conns = kept
-}
+func keepConns(c *agentapi.Conns, pod string) { c.Keep(pod) }
 
 // keepAttachments drops what is not of the pod.
 func keepAttachments(a *agentapi.Attachments, pod string) {

@@ -34,7 +34,7 @@ func server() *kubectltest.Server {
 		"status": `{"node":"node-a","version":"v1","accelerating":true}`,
 		"links": `{"linkGroups":[{"id":1,"pod":"shop/web-0","state":"ACTIVE"},{"id":2,"pod":"shop/other","state":"ACTIVE"},
 			{"id":3,"pod":"shop/*","state":"ACTIVE"},{"id":4,"pod":"bank/*","state":"ACTIVE"},{"id":5,"pod":"","datapath":"Kernel","state":"ACTIVE"}]}`,
-		"conns": `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"}]}`,
+		"conns": `{"conns":[{"id":1,"pod":"shop/web-0","mode":"SMC-R"},{"id":2,"pod":"shop/other","mode":"TCP"},{"id":3,"pod":"shop/old","mode":"TCP"}]}`,
 		"attachments": `{"attachments":[{"pod":"shop/web-0","state":"ready","netns":"/run/netns/a"},{"pod":"shop/other","state":"failed"}],
 			"bypasses":[{"pod":"shop/web-0","destination":"192.0.2.7:80"},{"pod":"shop/other","destination":"192.0.2.8:80"}]}`,
 		"preflight": `{"worst":"FAIL","checks":[{"name":"kernel","result":"FAIL","detail":"old","reason":"KernelTooOld","means":"no SMC-R","advice":"update"}]}`,
@@ -42,6 +42,7 @@ func server() *kubectltest.Server {
 	return &kubectltest.Server{
 		Objects: map[string]string{
 			"/api/v1/namespaces/kube-smcr/pods/agent-a": agent, "/api/v1/namespaces/shop/pods/web-0": web,
+			"/api/v1/namespaces/shop/pods/old":        strings.Replace(web, "web-0", "old", 1),
 			"/api/v1/namespaces/shop/pods/pulls":      strings.NewReplacer("web-0", "pulls", "Running", "Pending", "10.1.0.5", "").Replace(web),
 			"/api/v1/namespaces/shop/pods/far":        far,
 			"/api/v1/namespaces/shop/pods/far-kernel": strings.NewReplacer(`"far"`, `"far-kernel"`, `"true"`, `"true","smcr.io/status":"Enabled: KERNEL, no agent"`).Replace(far),
@@ -50,6 +51,11 @@ func server() *kubectltest.Server {
 			switch {
 			case command[0] != "/usr/bin/smcrctl":
 				return "", "no such program", 127
+			case command[1] == "conns" && slices.Contains(command, "--pod"):
+				if slices.Contains(command, "shop/old") {
+					return "", "smcrctl: unknown flag: --pod\n", 2
+				}
+				return `{"conns":[{"id":9,"pod":"shop/web-0","mode":"SMC-R"}]}`, "", 0 // beyond what is shown of all
 			case command[1] == "preflight":
 				return answers["preflight"], "", 4
 			case command[1] == "explain" && strings.Contains(command[3], ":80"):
@@ -80,7 +86,8 @@ func TestCommands(t *testing.T) {
 		{name: "links of a pod", args: "links --pod web-0", out: "shop/web-0", not: "shop/other"},
 		{name: "links that a pod shares with its namespace", args: "links --pod web-0", out: "shop/*", not: "bank/*"},
 		{name: "links of a pod's node's kernel", args: "links --pod web-0 -o json", out: `"datapath": "Kernel"`, isJSON: true},
-		{name: "conns of a pod", args: "conns --pod shop/web-0", out: "shop/web-0", not: "shop/other"},
+		{name: "conns of a pod", args: "conns --pod shop/web-0 -o json", out: `"id": 9`, not: "shop/other", isJSON: true},
+		{name: "conns of a pod, of an old agent", args: "conns --pod old -o json", out: `"id": 3`, not: "shop/other", isJSON: true},
 		{name: "conns of a node", args: "conns --node node-a", out: "shop/other"},
 		{name: "attachments", args: "attachments", out: "shop/other"},
 		{name: "attachments of a pod", args: "attachments --pod web-0", out: "shop/web-0", not: "shop/other"},

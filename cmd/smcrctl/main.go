@@ -131,15 +131,23 @@ func newLinks(o *options) *cobra.Command {
 }
 
 func newConns(o *options) *cobra.Command {
-	return &cobra.Command{
+	var pod string
+	cmd := &cobra.Command{
 		Use:     "conns",
 		Short:   "Connections that the agent carries now",
-		Example: "  smcrctl conns\n  smcrctl conns -o json",
+		Example: "  smcrctl conns\n  smcrctl conns --pod shop/web-1\n  smcrctl conns -o json",
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Conns, error) { return c.Conns(ctx) }, cli.PrintConns)
+			return ask(o, cmd, func(ctx context.Context, c *agentapi.Client) (agentapi.Conns, error) {
+				if pod == "" {
+					return c.Conns(ctx)
+				}
+				return c.ConnsOf(ctx, pod)
+			}, cli.PrintConns)
 		},
 	}
+	cmd.Flags().StringVar(&pod, "pod", "", "show the connections of this pod, NAMESPACE/NAME, only")
+	return cmd
 }
 
 func newAttachments(o *options) *cobra.Command {

@@ -47,7 +47,7 @@ func fakeAgent(t *testing.T) string {
 				{ID: 2, State: "ADD_LINK", Device: "soft1", LocalGID: "::ffff:198.51.100.1", LocalQPN: 19, PeerGID: "::ffff:198.51.100.2", PeerQPN: 20, MTU: 1024},
 			},
 		}, {ID: 2, Pod: "shop/web", Role: "server", State: "ACTIVE", Dialect: "linux", Version: 2, EID: "SHOP.EXAMPLE", Opened: now}}},
-		agentapi.PathConns: agentapi.Conns{Conns: []agentapi.Conn{conn}},
+		agentapi.PathConns: agentapi.Conns{Conns: []agentapi.Conn{conn, {Pod: "shop/db"}}}, // of all pods, as an old agent, whatever is asked
 		agentapi.PathDevices: agentapi.Devices{Problem: "look for VFs: permission denied", Devices: []agentapi.PodDevice{
 			{ID: "0000:01:10.2", PF: "eth1", VF: 1, Interface: "net1", RDMA: []string{"mlx5_2"}, NUMANode: 1, Rail: 0, State: agentapi.DevicePod, Pods: []string{"shop/web"}, Used: &agentapi.Device{Address: "192.0.2.8"}},
 			{ID: "eth4", VF: -1, NUMANode: -1, Rail: -1, State: agentapi.DeviceUp},
@@ -117,6 +117,7 @@ func TestCommands(t *testing.T) {
 		{"status json", []string{"status", "-o", "json"}, 0, []string{`"apiVersion": "smcr.io/agent/v1"`, `"PEERNOSMC": 4`, `"interface": "eth1"`, `"port": "DOWN"`}},
 		{"links", []string{"links"}, 0, []string{"192.0.2.1 qp 17", "192.0.2.2 qp 18", "v1 linux", "v2 SHOP.EXAMPLE", "2.0 GiB", "4096", "SINGLE", "soft0 0000:01:10.2", "soft1", "ADD_LINK", "198.51.100.1 qp 19"}},
 		{"conns", []string{"conns"}, 0, []string{"192.0.2.5:40000", "192.0.2.7:6379", "SMC-R", "1/1", "5.0 MiB", "12 B"}},
+		{"conns of a pod", []string{"conns", "--pod", "shop/db", "-o", "json"}, 0, []string{"\"conns\": [\n    {\n      \"id\": 0,\n      \"pod\": \"shop/db\""}},
 		{"attachments", []string{"attachments"}, 0, []string{"network namespace is gone", "192.0.2.9:80", "ignored: attachment file"}},
 		{"explain yes", []string{"explain", "shop/web", "192.0.2.7:6379"}, 0, []string{"on SMC-R", "192.0.2.5:40000"}},
 		{"explain no", []string{"explain", "shop/web", "192.0.2.9:80"}, exitNot, []string{"plain TCP", "what to do", "run the agent there", "the peer: ", "Required: "}},

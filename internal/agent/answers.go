@@ -174,19 +174,26 @@ func (a *agent) linkGroup(u *stackUse, g smcr.GroupInfo) agentapi.LinkGroup {
 	return out
 }
 
-// Conns are the live sessions, and the connections of pods' kernels, the first maxShownConns of them.
-func (v View) Conns() agentapi.Conns {
-	a := v.a
+// Conns are the live sessions, and the connections of pods' kernels, of the pod NAMESPACE/NAME or, if that is "", of all: the first
+// maxShownConns of them.
+func (v View) Conns(of string) agentapi.Conns {
+	a, whose := v.a, "node"
 	out := agentapi.Conns{APIVersion: agentapi.Version, Conns: []agentapi.Conn{}}
 	fs := a.sessions.list(nil)
+	if of != "" {
+		whose = "pod"
+		fs = slices.DeleteFunc(fs, func(s *session) bool { return s.pod.String() != of })
+	}
 	shown := min(len(fs), maxShownConns)
 	for _, s := range fs[:shown] {
 		out.Conns = append(out.Conns, s.info())
 	}
-	conns, more, err := a.kernelConns(maxShownConns-shown, func(*pod) bool { return true })
+	conns, more, err := a.kernelConns(maxShownConns-shown, func(p *pod) bool {
+		return of == "" || slices.ContainsFunc(p.atts, func(att cni.Attachment) bool { return podOf(att).String() == of })
+	})
 	out.Conns = append(out.Conns, conns...)
 	if more += len(fs) - shown; more > 0 {
-		err = errors.Join(err, fmt.Errorf("these are the first %d connections of the node; %d further ones are not shown", maxShownConns, more))
+		err = errors.Join(err, fmt.Errorf("these are the first %d connections of the %s; %d further ones are not shown", maxShownConns, whose, more))
 	}
 	if err != nil {
 		out.Problem = err.Error()

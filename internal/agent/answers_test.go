@@ -420,19 +420,24 @@ func TestView_links(t *testing.T) {
 // TestView_conns: of very many sessions the oldest are shown.
 func TestView_conns(t *testing.T) {
 	b := newAbleBare(t, "", preferAll)
-	if got := (View{b.a}).Conns(); got.Conns == nil || len(got.Conns) != 0 || got.Problem != "" {
+	if got := (View{b.a}).Conns(""); got.Conns == nil || len(got.Conns) != 0 || got.Problem != "" {
 		t.Errorf("%+v, want an empty list", got)
 	}
 	for range maxShownConns + 10 {
 		b.a.sessions.add(&session{})
 	}
-	all := View{b.a}.Conns()
+	last := config.Pod{Namespace: "shop", Name: "web"}
+	b.a.sessions.add(&session{pod: last})
+	all := View{b.a}.Conns("")
 	got := all.Conns
 	if len(got) != maxShownConns || got[0].ID != 1 || got[len(got)-1].ID != maxShownConns {
 		t.Errorf("%d connections", len(got))
 	}
-	if !strings.Contains(all.Problem, "10 further ones are not shown") {
-		t.Errorf("problem %q, and 10 connections are not shown", all.Problem)
+	if !strings.Contains(all.Problem, "11 further ones are not shown") {
+		t.Errorf("problem %q, and 11 connections are not shown", all.Problem)
+	}
+	if of := (View{b.a}).Conns(last.String()); len(of.Conns) != 1 || of.Conns[0].Pod != last.String() || of.Problem != "" {
+		t.Errorf("of the pod: %d connections, problem %q", len(of.Conns), of.Problem)
 	}
 }
 

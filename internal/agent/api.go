@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 
@@ -75,7 +76,7 @@ func (a *agent) listenAPI(ctx context.Context) (*apiServer, error) {
 	v := View{a}
 	mux.HandleFunc("GET "+agentapi.PathStatus, show(v.askedStatus))
 	mux.HandleFunc("GET "+agentapi.PathLinks, show(v.Links))
-	mux.HandleFunc("GET "+agentapi.PathConns, show(v.Conns))
+	mux.HandleFunc("GET "+agentapi.PathConns, showConns(v))
 	mux.HandleFunc("GET "+agentapi.PathAttachments, show(v.Attachments))
 	mux.HandleFunc("GET "+agentapi.PathDevices, show(v.Devices))
 	mux.HandleFunc("GET "+agentapi.PathExplain, showExplanation(v))
@@ -241,6 +242,18 @@ var errStopping = errors.New("the agent is stopping")
 // show serves what f returns.
 func show[T any](f func() T) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, f()) }
+}
+
+// showConns serves View.Conns.
+func showConns(v View) http.HandlerFunc {
+	return func(w http.ResponseWriter, req *http.Request) {
+		pod := req.URL.Query().Get("pod")
+		if pod != "" && !strings.Contains(pod, "/") {
+			problem(w, http.StatusBadRequest, fmt.Errorf("pod %q: want NAMESPACE/NAME", pod))
+			return
+		}
+		writeJSON(w, http.StatusOK, v.Conns(pod))
+	}
 }
 
 // showExplanation serves View.Explain.

@@ -30,6 +30,8 @@ func TestAPI(t *testing.T) {
 		{"/v1/status", 200, `"roomConns":`},
 		{"/v1/links", 200, `"error":"EOF"`},
 		{"/v1/conns", 200, `"conns":[]`},
+		{"/v1/conns?pod=test/a", 200, `"conns":[]`},
+		{"/v1/conns?pod=a", 400, "want NAMESPACE/NAME"},
 		{"/v1/attachments", 200, `"state":"ready"`},
 		{"/v1/explain?src=test/a&dst=" + p.dst.String(), 200, `"code":""`},
 		{"/v1/explain?src=127.0.0.1&dst=" + p.dst.String(), 200, `"code":""`},

@@ -101,6 +101,12 @@ func TestKernelConns(t *testing.T) {
 	if diff := cmp.Diff(want, value(b.client.Conns(t.Context()))(t).Conns, same); diff != "" {
 		t.Errorf("connections: -want +got:\n%s", diff)
 	}
+	if of := value(b.client.ConnsOf(t.Context(), "test/a"))(t).Conns; len(of) != len(want) {
+		t.Errorf("of the pod: %+v", of)
+	}
+	if code, body := b.get("/v1/conns?pod=test/b"); code != 200 || !strings.Contains(body, `"conns":[]`) {
+		t.Errorf("of another pod: %d, %s", code, body)
+	}
 	groups := value(b.client.Links(t.Context()))(t)
 	if len(groups.LinkGroups) != 1 {
 		t.Fatalf("link groups %+v", groups)

@@ -74,6 +74,14 @@ func (c *Client) Conns(ctx context.Context) (Conns, error) {
 	return get[Conns](ctx, c, PathConns, nil)
 }
 
+// ConnsOf asks for the connections of the pod NAMESPACE/NAME. An agent from before this question answers with the connections of
+// all pods, as far as it shows them.
+func (c *Client) ConnsOf(ctx context.Context, pod string) (Conns, error) {
+	all, err := get[Conns](ctx, c, PathConns, url.Values{"pod": {pod}})
+	all.Keep(pod)
+	return all, err
+}
+
 // Attachments asks for attached pods.
 func (c *Client) Attachments(ctx context.Context) (Attachments, error) {
 	return get[Attachments](ctx, c, PathAttachments, nil)

@@ -10,7 +10,7 @@
 //
 //	GET  /v1/status                  Status
 //	GET  /v1/links                   Links: link groups and their links
-//	GET  /v1/conns                   Conns: connections that the agent carries, or pods' kernels
+//	GET  /v1/conns?pod=              Conns: connections that the agent carries, or pods' kernels; of one pod, or of all
 //	GET  /v1/explain?src=&dst=       Explanation
 //	GET  /v1/attachments             Attachments: pods, and what the agent did for them
 //	GET  /v1/devices                 Devices: those that pods can have for themselves, or share

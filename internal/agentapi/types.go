@@ -5,6 +5,7 @@ package agentapi
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -347,6 +348,11 @@ type Conns struct {
 	Conns      []Conn `json:"conns"`
 	// Problem is why connections may be missing from the list.
 	Problem string `json:"problem,omitempty"`
+}
+
+// Keep drops the connections that are not of the pod NAMESPACE/NAME.
+func (c *Conns) Keep(pod string) {
+	c.Conns = slices.DeleteFunc(c.Conns, func(x Conn) bool { return x.Pod != pod })
 }
 
 // Direction of a connection, as the pod sees it.

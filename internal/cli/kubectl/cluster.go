@@ -38,9 +38,13 @@ const smcrctl = "/usr/bin/smcrctl"
 
 // Exit codes of smcrctl that are answers.
 const (
+	exitUsage      = 2
 	exitNotRunning = 3
 	exitNot        = 4
 )
+
+// ErrNotUnderstood means that the agent's smcrctl does not know the question as it was asked, as one of another version.
+var ErrNotUnderstood = errors.New("the question is not understood")
 
 // ErrNoAgent means that no agent runs on a node.
 var ErrNoAgent = errors.New("no kube-smcr agent runs there")
@@ -272,7 +276,11 @@ func (c *Cluster) ask(ctx context.Context, agent *corev1.Pod, args ...string) ([
 	case code == exitNotRunning:
 		return nil, fmt.Errorf("%s: it does not answer yet: %s", where, said)
 	}
-	return nil, fmt.Errorf("%s: smcrctl %s ends with code %d: %s", where, strings.Join(args, " "), code, said)
+	err = fmt.Errorf("%s: smcrctl %s ends with code %d: %s", where, strings.Join(args, " "), code, said)
+	if code == exitUsage {
+		err = fmt.Errorf("%w: %w", ErrNotUnderstood, err)
+	}
+	return nil, err
 }
 
 // askJSON is ask for an answer of a type.
