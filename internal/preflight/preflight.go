@@ -213,9 +213,11 @@ func Examine(ctx context.Context, m Machine) Report {
 	if release, err := m.release(); err == nil {
 		r.Kernel = release
 	}
+	// Before the look for the cgroup: where nothing has mounted cgroup v2 yet, as on a machine of v1 alone, the probe does as the agent
+	// will, and only then does the kernel tell which one this process is in.
+	option := feature(nameOption, Warn, m.option)
 	for _, c := range []Check{
-		m.kernel(), m.privileges(), m.cgroup(),
-		feature(nameOption, Warn, m.option),
+		m.kernel(), m.privileges(), m.cgroup(), option,
 		feature(nameNetNS, Fail, m.netns),
 		feature(nameNftables, Fail, m.nftables),
 		feature(nameTProxy, Fail, m.tproxy),

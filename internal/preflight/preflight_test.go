@@ -46,6 +46,14 @@ func kubeletAt(t *testing.T, dirs ...string) string {
 	return root
 }
 
+// tellsCgroup is the probe of the TCP option on a machine of cgroup v1: the kernel tells the cgroup v2 of a process, as the line
+// says, once the probe has mounted it.
+func tellsCgroup(proc, line string) func() error {
+	file := filepath.Join(proc, "self/cgroup")
+	before := os.WriteFile(file, []byte("1:cpu:/x\n"), 0o600)
+	return func() error { return errors.Join(before, os.WriteFile(file, []byte("1:cpu:/x\n"+line), 0o600)) }
+}
+
 func TestExamine(t *testing.T) {
 	good := func(t *testing.T) Machine {
 		dir := t.TempDir()
@@ -94,6 +102,8 @@ func TestExamine(t *testing.T) {
 		{"odd kernel", func(m *Machine) { m.release = func() (string, error) { return "plan9", nil } }, "kernel", Warn, "plan9", "not understood"},
 		{"not root", func(m *Machine) { m.uid = 1000 }, "privileges", Fail, "user id 1000", "run as root"},
 		{"no cgroup v2", func(m *Machine) { m.proc = "/nowhere" }, "cgroup v2", Warn, "no such file", ""},
+		{"cgroup v1 alone", func(m *Machine) { m.option = tellsCgroup(m.proc, "") }, "cgroup v2", Warn, "in no cgroup v2", "mount cgroup2"},
+		{"cgroup v1 alone, at the first run", func(m *Machine) { m.option = tellsCgroup(m.proc, "0::/\n") }, "cgroup v2", OK, "/", ""},
 		{"no BPF", func(m *Machine) {
 			m.option = func() error { return &synopt.UnsupportedError{What: "load", Need: "root", Err: syscall.EPERM} }
 		}, "TCP option (eBPF sock_ops)", Warn, "load: operation not permitted", "needs root"},
