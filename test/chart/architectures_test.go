@@ -84,7 +84,9 @@ func TestArchitecturesOfReleases(t *testing.T) {
 	if err := yaml.Unmarshal(text, &workflow); err != nil {
 		t.Fatal(err)
 	}
-	var values struct{ Image struct{ Architectures []string } }
+	var values struct {
+		Image struct{ Architectures []string }
+	}
 	if text, err = yaml.Marshal(defaults(t)); err != nil {
 		t.Fatal(err)
 	}
