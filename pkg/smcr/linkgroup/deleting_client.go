@@ -54,11 +54,11 @@ func (c *client) obey(g *Group, now time.Time, l *link, m llc.DeleteLink) {
 	m.Response = true
 	g.requests.endDelete(g, now, l.id) // we may have asked for it
 	switch {
-	case l.state == linkDraining:
-		l.deletion = m
-	case isUrgent(m):
+	case isUrgent(m): // also while connections leave it: what they wait for does not arrive
 		g.leaveLink(now, l, fmt.Errorf("%w: %v", ErrLinkDeleted, m.Reason))
 		g.links.other(l).send(m)
+	case l.state == linkDraining:
+		l.deletion = m
 	default:
 		g.drain(now, l, m)
 	}

@@ -43,6 +43,12 @@ func TestClient_obeys(t *testing.T) {
 				g.drain(now, l, llc.DeleteLink{Link: 2, Reason: llc.DeleteUnknownLink})
 			}, linkDraining, false,
 		},
+		{
+			"urgent, while connections leave it", llc.DeleteLink{Reason: llc.DeleteProtocolViolation}, func(g *Group, l *link) {
+				writing(t, g, l)
+				g.side.handleDeleteLink(g, now, g.links.other(l), llc.DeleteLink{Link: l.id, Orderly: true})
+			}, linkDown, true,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g, other, l := pair(Client)

@@ -27,6 +27,8 @@ func (s *server) handleDeleteLink(g *Group, now time.Time, from *link, m llc.Del
 	switch {
 	case g.adding.hasNumber(g, m.Link):
 		s.addDeleted(g, now, from, m)
+	case l != nil && l.state == linkDraining && !l.drainBy.IsZero() && isUrgent(m):
+		s.deleteForClient(g, now, l, m) // connections are still leaving it, and what they wait for does not arrive
 	case l == nil && g.isDeleting(m.Link), l != nil && l.state == linkDraining:
 		g.Discarded++ // it is being cleaned up: the messages have crossed (C.7.1)
 	case l == nil:
