@@ -67,6 +67,7 @@ type life struct {
 	established bool
 	ready       bool              // who sets it up was told so, or that it is over
 	closed      bool              // by the program
+	aborted     bool              // by the program
 	how         socket.OutputKind // OutClose or OutReset, once the machine said so
 	peerDone    bool              // the peer's stream has ended in order
 	over        bool              // the machine has ended

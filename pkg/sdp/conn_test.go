@@ -122,6 +122,21 @@ func TestConn_abortedBehindClose(t *testing.T) {
 	})
 }
 
+// A connection whose peer has the end of its stream is aborted by a message, which may still be under way. To abort it once more is an error
+// all the same.
+func TestConn_abortedOnce(t *testing.T) {
+	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {
+		a, b := newPair(t, open).dial(t)
+		if err := errors.Join(a.CloseWrite(), a.Close(), a.Abort()); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Abort(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("abort once more: %v", err)
+		}
+		_ = b.Close()
+	})
+}
+
 // What was written before Close arrives, and the end of the stream, although the stack is closed behind it.
 func TestStack_closedBehindConns(t *testing.T) {
 	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {

@@ -316,17 +316,18 @@ func (c *Conn) ResizePeer(n int) error {
 // something that was not read, or comes later, the connection is reset. Reads and writes that wait end with net.ErrClosed.
 func (c *Conn) Close() error { return c.close(false) }
 
-// Abort resets the connection, also one that was closed and still sends what was written.
+// Abort resets the connection, also one that was closed and still sends what was written. Once more it is net.ErrClosed, as after the
+// end, although the last word to the peer may still be under way.
 func (c *Conn) Abort() error { return c.close(true) }
 
 func (c *Conn) close(abort bool) error {
 	c.lock()
 	defer c.unlock()
-	if c.life.closed && (!abort || c.life.over) {
+	if c.life.closed && (!abort || c.life.aborted || c.life.over) {
 		return c.opError("close", net.ErrClosed)
 	}
 	now := time.Now()
-	c.life.closed = true
+	c.life.closed, c.life.aborted = true, abort
 	if !c.life.over {
 		c.cancel(reading)
 		c.cancel(writing)
