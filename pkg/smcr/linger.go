@@ -176,14 +176,20 @@ func (l *link) lateCompletion(now time.Time, wc *rdma.WC) {
 	}
 }
 
-// handleLateRecv has a group that is over hear what comes over a link that it ended with. Its
-// answer leaves with the next step.
+// handleLateRecv has a group hear what comes over a link that it ended with, or gave up. The answer leaves with the next step.
+//
+// A device may be about to hand over what it has acknowledged when its queue pair goes to ERR. The machine knows what of that
+// counts: what connections say (RFC 7609 §4.6.1), and DELETE LINK for the group (C.7.1), which Linux sends over one link only if
+// that takes it. Where another link has the place, the machine would take the message for that one's.
 func (l *link) handleLateRecv(now time.Time, msg []byte) {
 	g := l.g
-	if g.lg.State() != linkgroup.Dead || l.broken {
+	if dead := g.lg.State() == linkgroup.Dead; dead && l.broken || !dead && g.links[l.index] != nil {
 		return
 	}
-	_ = g.lg.HandleRecv(now, l.index, msg) // a dead group has no errors any more
+	if err := g.lg.HandleRecv(now, l.index, msg); err != nil { // a dead group has no errors any more
+		g.s.counters.past.MessagesBad++
+		g.s.malformed("link group", err)
+	}
 	if g.lg.PeerKnows() {
 		g.s.lingering.tellClose()
 	}

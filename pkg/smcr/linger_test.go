@@ -377,6 +377,25 @@ func (p *pair) twoLinks(t *testing.T, redundancy string) (a, b *smcr.Conn) {
 	return a, b
 }
 
+// RFC 7609 C.7.1: DELETE LINK for the group counts on a link that was given up, too. A device hands it over behind the end of its queue
+// pair's work; Linux, whose queue pair has had the acknowledgement, says it over no other link.
+func TestGroup_endsByMessageOfLostLink(t *testing.T) {
+	p, _ := silentPair(t)
+	a, b := p.twoLinks(t, "ASYMMETRIC PEER")
+	lost := p.client.LinkGroups()[0].Links[0]
+	peer := p.fabric.qp(lost.PeerQPN)
+	smcr.LoseLink(p.client, lost.LocalQPN)
+	waitFor(t, "the link's end", func() bool {
+		n, _ := smcr.Lingering(p.client)
+		return n == 1
+	})
+	if !peer.late(rdma.SendWR{Op: rdma.OpSend, Flags: rdma.SendSignaled}, llc.DeleteLink{All: true}.Append(nil)) {
+		t.Fatal("the queue pair has no receive buffer")
+	}
+	waitFor(t, "the group's end", func() bool { return p.client.Stats().Groups == 0 })
+	_, _ = a.Close(), b.Close()
+}
+
 // A device whose queue pairs say nothing in ERR is told to refuse what comes over a
 // lost link, until it can, and once more, because the refusal may be lost too.
 func TestGroup_lostLinkIsToldToRefuse(t *testing.T) {
