@@ -433,15 +433,36 @@ func TestDelIPAM_unread(t *testing.T) {
 	p := Plugin{Host: func(string) Host { return &fakeHost{} }, Stderr: io.Discard}
 	args := &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", Args: podArgs("c1", records.Pod{Namespace: "shop", Name: "cart-0", UID: "u1"})}
 	scarce(t, func() {
-		wantAgain(t, p.giveBack(t.Context(), c, args, Attachment{}, ErrNoAttachment))
-		kept, err := p.delIPAM(c, args)
+		_, err := p.giveBack(t.Context(), c, args, Attachment{}, ErrNoAttachment)
+		wantAgain(t, err)
+		kept, _, err := p.delIPAM(c, args)
 		wantAgain(t, err)
 		if !kept {
 			t.Error("a record that was not read is removed")
 		}
 	})
 	p.Host = func(string) Host { return unlistedHost{&fakeHost{}} }
-	wantAgain(t, p.giveBack(t.Context(), c, args, Attachment{}, ErrNoAttachment))
+	_, err := p.giveBack(t.Context(), c, args, Attachment{}, ErrNoAttachment)
+	wantAgain(t, err)
+}
+
+// A pod without a record keeps its devices while it cannot be seen for want of descriptors what addresses it has: with the devices the next DEL would
+// miss the names of their interfaces, and so the addresses.
+func TestDel_unread(t *testing.T) {
+	dir, detached := t.TempDir(), 0
+	h := &fakeHost{detaches: func() { detached++ }}
+	args := &skel.CmdArgs{ContainerID: "c1", IfName: "eth0", StdinData: []byte(
+		`{"cniVersion":"1.1.0","name":"podnet","type":"smcr-cni","dataDir":"` + dir + `","agentSocket":"` + dir + `/agent.sock","ipam":{"type":"none"},"prevResult":{"cniVersion":"1.1.0"}}`)}
+	p := Plugin{Host: func(string) Host { return unlistedHost{h} }, Stderr: io.Discard}
+	wantAgain(t, p.del(args))
+	if detached != 0 {
+		t.Errorf("devices taken back %d times, while it is not known what addresses the pod had", detached)
+	}
+	p.Host = func(string) Host { return h }
+	must(t, p.del(args))
+	if detached == 0 {
+		t.Error("the next DEL leaves the devices")
+	}
 }
 
 // unlistedHost is a machine whose devices cannot be listed for want of descriptors.

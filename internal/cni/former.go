@@ -54,7 +54,7 @@ func (w *wiring) endFormer(ctx context.Context, o vf.Owner, device string) {
 		return
 	}
 	args.Args = podArgs(o.ContainerID, a.Pod)
-	if err := firstError(w.p.endRecord(w.c, &args)); err != nil {
+	if _, err := w.p.endRecord(w.c, &args); err != nil {
 		w.p.tell("ADD has not taken back all that container %s had, which had device %s: %v", o.ContainerID, device, err)
 	}
 }

@@ -206,7 +206,8 @@ func (p Plugin) print(result json.RawMessage) error {
 
 // del takes back what ADD made: the addresses, the record, and the devices. It needs
 // neither the agent nor the pod's namespace. What is missing counts as taken back, and
-// after a failure del goes on with the rest. The record goes first, then the agent is
+// after a failure del goes on with the rest; but devices stay while it is not known what addresses
+// the pod had, of which they tell. The record goes first, then the agent is
 // told, so that the agent has closed the device before the device leaves the pod.
 func (p Plugin) del(args *skel.CmdArgs) error {
 	c, err := p.formerConf(args.StdinData)
@@ -229,7 +230,11 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	default:
 		defer unlock()
 	}
-	errs := append(p.endRecord(c, args), p.delDevices(c, args))
+	unknown, err := p.endRecord(c, args)
+	if unknown {
+		return err
+	}
+	errs := []error{err, p.delDevices(c, args)}
 	if f := c.RuntimeConfig.CNIDeviceInfoFile; f != "" && !deviceinfo.IsOfCNI(f) {
 		p.tell("DEL leaves the device-info file %s alone, which is not in %s", f, deviceinfo.CNIDir)
 	} else if err := deviceinfo.Remove(f); err != nil {
@@ -256,10 +261,10 @@ func (p Plugin) formerConf(b []byte) (NetConf, error) {
 	return f, ferr
 }
 
-// endRecord gives the addresses of an attachment back, removes its record, and tells the agent.
-func (p Plugin) endRecord(c NetConf, args *skel.CmdArgs) []error {
+// endRecord gives the addresses of an attachment back, removes its record, and tells the agent. unknown is that of delIPAM.
+func (p Plugin) endRecord(c NetConf, args *skel.CmdArgs) (unknown bool, err error) {
 	store := c.store()
-	kept, err := p.delIPAM(c, args)
+	kept, unknown, err := p.delIPAM(c, args)
 	errs := []error{err}
 	if !kept {
 		if err := store.Delete(args.ContainerID, args.IfName); err != nil {
@@ -271,7 +276,7 @@ func (p Plugin) endRecord(c NetConf, args *skel.CmdArgs) []error {
 		p.tell("DEL: %v", err)
 	}
 	_ = p.notifyAgent(c, Event{Verb: "DEL", ContainerID: args.ContainerID, IfName: args.IfName}) // the error is on stderr
-	return errs
+	return unknown, firstError(errs)
 }
 
 // firstError is the first of several errors, with the texts of all in its details: a CNI
@@ -291,22 +296,23 @@ func firstError(errs []error) error {
 // delIPAM gives back the addresses of all interfaces that the record names, to the plugin
 // that gave them. Without a record they are those of the interface that
 // the call is about, and of the devices that the host says the attachment has. After a failure what the record
-// says of them is kept for the next DEL; kept says that it could not be kept elsewhere, so that the record has to stay.
-func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept bool, err error) {
+// says of them is kept for the next DEL; kept says that it could not be kept elsewhere, so that the record has to stay. unknown says
+// that for want of descriptors or memory it is not known which addresses those are.
+func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept, unknown bool, err error) {
 	a, rerr := c.store().Get(args.ContainerID, args.IfName)
 	if records.IsShortage(rerr) {
-		return true, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", rerr.Error())
+		return true, true, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", rerr.Error())
 	}
 	owing, recorded := owing(c.DataDir), rerr == nil
 	if !recorded {
 		switch was, err := owing.Get(args.ContainerID, args.IfName); {
 		case records.IsShortage(err):
-			return false, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
+			return false, true, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
 		case err == nil:
 			a, rerr = was, nil
 		}
 	}
-	err = p.giveBack(context.Background(), c, args, a, rerr)
+	unknown, err = p.giveBack(context.Background(), c, args, a, rerr)
 	var kerr error
 	switch {
 	case err == nil:
@@ -318,7 +324,7 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept bool, err error) {
 	if kerr != nil {
 		p.tell("DEL: what addresses the pod had: %v", kerr)
 	}
-	return kept, err
+	return kept, unknown, err
 }
 
 // gcOwing gives back the addresses of attachments that are not valid, which DEL could not.
@@ -338,7 +344,7 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 		}
 		one := *args
 		one.ContainerID, one.IfName, one.Netns, one.Args = a.ContainerID, a.IfName, "", podArgs(a.ContainerID, a.Pod)
-		if err := p.giveBack(ctx, c, &one, a, nil); err != nil { // the plugin may be gone for good
+		if _, err := p.giveBack(ctx, c, &one, a, nil); err != nil { // the plugin may be gone for good
 			p.tell("GC: addresses of container %s are not given back, and are tried again: %v", a.ContainerID, err)
 			continue
 		}
@@ -347,8 +353,9 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 	return firstError(errs)
 }
 
-// giveBack gives the addresses of an attachment back; rerr is why there is no record of it.
-func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a Attachment, rerr error) error {
+// giveBack gives the addresses of an attachment back; rerr is why there is no record of it. unknown says that there may be further ones,
+// which cannot be known just now.
+func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a Attachment, rerr error) (unknown bool, err error) {
 	var names []string
 	for _, d := range a.wired() {
 		if a.hasAddresses(d) {
@@ -359,6 +366,7 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 	if rerr != nil {
 		var err error
 		names, err = p.unrecorded(c, args)
+		unknown = err != nil
 		errs = append(errs, err)
 	}
 	if len(a.IPAM) > 0 {
@@ -371,7 +379,7 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 	for _, name := range names {
 		errs = append(errs, ipam{conf: c, args: args, ifName: name}.del(ctx))
 	}
-	return firstError(errs)
+	return unknown, firstError(errs)
 }
 
 // unrecorded are the names of the interfaces that an attachment without a record may have
