@@ -93,11 +93,14 @@ func Open(cfg Config) (*Device, error) {
 // openNamed opens the device that has the name now. libibverbs goes on with the name
 // that a device had when the process saw it first, also when it has another one.
 func openNamed(name string) (ibvContext, error) {
-	node := hostSysfs().node(name)
-	if node == "" {
+	switch node, err := hostSysfs().node(name); {
+	case err != nil:
+		return nil, verbError(err)
+	case node == "":
 		return nil, syscall.ENODEV
+	default:
+		return ibvOpen(node)
 	}
-	return ibvOpen(node)
 }
 
 // openError says what to do when a device cannot be opened.

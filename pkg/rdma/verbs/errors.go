@@ -35,6 +35,9 @@ func verbError(err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
+// isShort reports whether an error is about what the process, or the machine, is short of, and says nothing of the device.
+func isShort(err error) bool { return errors.Is(verbError(err), rdma.ErrNoResources) }
+
 // isGone reports whether an error says that the device was removed.
 func isGone(err error) bool {
 	return errors.Is(err, syscall.EIO) || errors.Is(err, syscall.ENODEV)

@@ -169,18 +169,24 @@ func (s sysfs) driver(name string) string {
 
 const classVerbs = "class/infiniband_verbs"
 
-// node is the name of a device's node, as in "uverbs0"; "" if it has none.
-func (s sysfs) node(device string) string {
+// node is the name of a device's node, as in "uverbs0"; "" if it has none. The error says that it cannot be known now, for want of
+// descriptors or memory.
+func (s sysfs) node(device string) (string, error) {
 	all, err := fs.ReadDir(s.root, classVerbs)
-	if err != nil {
-		return ""
+	if isShort(err) {
+		return "", err
 	}
+	var unread error
 	for _, e := range all {
-		if s.text(classVerbs, e.Name(), "ibdev") == device {
-			return e.Name()
+		b, err := fs.ReadFile(s.root, path.Join(classVerbs, e.Name(), "ibdev"))
+		switch {
+		case err == nil && strings.TrimSpace(string(b)) == device:
+			return e.Name(), nil
+		case isShort(err):
+			unread = err
 		}
 	}
-	return ""
+	return "", unread
 }
 
 func (s sysfs) port(device string, num int, parent string) PortInfo {

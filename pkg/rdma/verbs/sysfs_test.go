@@ -3,10 +3,12 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -93,12 +95,39 @@ func TestSysfs_node(t *testing.T) {
 		class/infiniband_verbs/uverbs1/ibdev: mlx5_0
 	`)}
 	for device, want := range map[string]string{"mlx5_0": "uverbs1", "rocep1s0f0": "uverbs0", "rocep1s0": "", "6": ""} {
-		if got := s.node(device); got != want {
-			t.Errorf("node of %s is %q, want %q", device, got, want)
+		if got, err := s.node(device); got != want || err != nil {
+			t.Errorf("node of %s is %q, %v, want %q", device, got, err, want)
 		}
 	}
-	if got := (sysfs{root: files("")}).node("mlx5_0"); got != "" {
-		t.Errorf("node %q without RDMA", got)
+	if got, err := (sysfs{root: files("")}).node("mlx5_0"); got != "" || err != nil {
+		t.Errorf("node %q without RDMA, %v", got, err)
+	}
+}
+
+// shortFS is sysfs for a process that has no descriptor for some files.
+type shortFS struct {
+	fs.FS
+	short string // the end of their names
+}
+
+func (f shortFS) Open(name string) (fs.File, error) {
+	if strings.HasSuffix(name, f.short) {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EMFILE}
+	}
+	return f.FS.Open(name)
+}
+
+// A device whose node could not be looked for, for want of descriptors, is not one that is not there.
+func TestSysfs_nodeUnread(t *testing.T) {
+	root := files(`
+		class/infiniband_verbs/uverbs0/ibdev: rxe0
+		class/infiniband_verbs/uverbs1/ibdev: mlx5_0
+	`)
+	for short, want := range map[string]string{classVerbs: "", "uverbs1/ibdev": "", "uverbs0/ibdev": "uverbs1"} {
+		got, err := sysfs{root: shortFS{root, short}}.node("mlx5_0")
+		if got != want || errors.Is(err, syscall.EMFILE) != (want == "") {
+			t.Errorf("without a descriptor for %s: node %q, %v", short, got, err)
+		}
 	}
 }
 
