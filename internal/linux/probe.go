@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
 // Probe tells what this machine and this process lack for the whole package:
@@ -32,6 +35,11 @@ func feature(name, remedy string, err error) error {
 		remedy = "run the agent as root with CAP_NET_ADMIN and CAP_SYS_ADMIN"
 	}
 	return &FeatureError{Feature: name, Remedy: remedy, Err: err}
+}
+
+// isPassing tells whether an error of a probe is about what the process or the machine is short of now, or the kernel is slow.
+func isPassing(err error) bool {
+	return records.IsShortage(err) || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // ProbeNetNS tells whether this process can enter network namespaces.

@@ -141,16 +141,6 @@ func (r *Redirect) withoutLacking(try func() error, lacks []lack) error {
 	return try()
 }
 
-// isPassing tells whether an error is about what the process or the machine is short of now.
-func isPassing(err error) bool {
-	for _, short := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOBUFS, os.ErrDeadlineExceeded} {
-		if errors.Is(err, short) {
-			return true
-		}
-	}
-	return false
-}
-
 // replaceLocked puts the table for cfg in force in one transaction. looseTracking is switched on
 // again only after the last rule that excludes connections from tracking is gone.
 //

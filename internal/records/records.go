@@ -26,10 +26,15 @@ type Dir struct {
 	MaxBytes, MaxFiles int
 }
 
-// IsShortage reports whether an error is about what the process, or the machine, is short of. A record that was not read
-// for it says nothing of what it is about.
+// IsShortage reports whether an error is about what the process, or the machine, is short of: descriptors, or memory. What was not
+// read for it, such as a record, says nothing of what it is about.
 func IsShortage(err error) bool {
-	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM)
+	for _, short := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS} {
+		if errors.Is(err, short) {
+			return true
+		}
+	}
+	return false
 }
 
 // tempPattern is the pattern of the names of temporary files.

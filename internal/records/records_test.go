@@ -101,7 +101,7 @@ func TestDir_Read(t *testing.T) {
 // one is that is no record: its pod would be taken for one that is gone.
 func TestIsShortage(t *testing.T) {
 	for err, want := range map[error]bool{
-		syscall.EMFILE: true, syscall.ENFILE: true, syscall.ENOMEM: true,
+		syscall.EMFILE: true, syscall.ENFILE: true, syscall.ENOMEM: true, syscall.ENOBUFS: true,
 		syscall.EACCES: false, syscall.ELOOP: false, syscall.EIO: false, errors.New("is not a regular file"): false,
 	} {
 		if got := IsShortage(errors.Join(fs.ErrInvalid, &fs.PathError{Op: "open", Path: "a", Err: err})); got != want {
