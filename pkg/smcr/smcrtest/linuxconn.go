@@ -107,6 +107,9 @@ func (c *linuxConn) recv(_ time.Time, m cdc.Message) error {
 		c.msgs.tell = true
 	}
 	c.closing.take(m.Flags)
+	if c.isBetweenKernels() { // one that resets would wait for ever
+		c.closing.silent = false
+	}
 	c.resetIfUndeliverable()
 	c.l.release(c)
 	return nil
@@ -138,6 +141,9 @@ func (c *linuxConn) resetIfUndeliverable() {
 	}
 }
 
+// isBetweenKernels reports whether the peer is a kernel, too.
+func (c *linuxConn) isBetweenKernels() bool { return c.l.w.cfg.Linux[c.l.p.peers[1-c.l.side]] }
+
 // switchTo moves the connection to another link. What was not acknowledged is
 // sent again, after a validation message; a connection that is closing just
 // moves, and what was under way is lost.
@@ -154,7 +160,7 @@ func (c *linuxConn) switchTo(to *linuxLink) {
 	}
 	c.msgs.tell = true // the last consumer cursor may be lost
 	c.closing.resend = c.closing.hasSentAny() && !c.closing.silent
-	if c.closing.isEnding() && !c.l.w.cfg.Linux[c.l.p.peers[1-c.l.side]] {
+	if c.closing.isEnding() && !c.isBetweenKernels() {
 		c.l.w.conns[c.name].lost = true
 		return
 	}
