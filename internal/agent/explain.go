@@ -104,6 +104,8 @@ func (l *logLimiter) allow(now time.Time) (ok bool, dropped int) {
 type bypasses struct {
 	mu  sync.Mutex // guards all
 	all *recent[bypassKey, agentapi.Bypass]
+	// making has pods' turns to change their negative caches.
+	making turns
 }
 
 type bypassKey struct {

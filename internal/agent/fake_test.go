@@ -573,6 +573,8 @@ func newBench(t testing.TB, nodeExtra, policies string) *bench {
 			newStack: func(smcr.Config) (stack, error) { return b.stack, nil },
 			// So that whatever a test does to a session, it may happen while that is parked.
 			parkAfter: time.Millisecond,
+			// So that a busy machine is no busy kernel.
+			bypassPatience: time.Minute,
 		},
 	}
 	return b

@@ -127,7 +127,8 @@ func (px *proxy) bypass(s *session, code agentapi.Code, passing bool) bool {
 	return px.bypassFor(s, code, passing) > 0
 }
 
-// bypassFor is bypass, and returns for how long the entry was made; 0: it was not.
+// bypassFor is bypass, and returns for how long the entry was made; 0: it was not, or not yet. The kernel makes it wait for
+// other changes of nftables, which take long in some other pod perhaps: this connection does not.
 func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Duration {
 	n := px.agent.node.Load()
 	ttl := n.NegativeCacheTTL
@@ -140,14 +141,27 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 	if ttl < time.Millisecond || s.decision.Required || px.requires(s.peer()) {
 		return 0 // s.decision may be old, and the cache counts for the pod's other interfaces, too
 	}
+	var made bool
+	if !px.agent.bypasses.making.run(s.pod.String(), px.agent.cfg.bypassPatience, func() { made = makeBypass(px, s, code, ttl) }) {
+		px.log.Debug("destination not remembered yet: the kernel is busy with other changes of nftables", "peer", s.dst)
+		return 0
+	}
+	if !made {
+		return 0
+	}
+	return ttl
+}
+
+// makeBypass makes an entry of the negative cache, and reports whether it is there.
+func makeBypass(px *proxy, s *session, code agentapi.Code, ttl time.Duration) bool {
 	if err := px.redirect.Bypass(s.dst, ttl); err != nil {
 		px.log.Debug("destination not remembered", "peer", s.dst, "err", err) // all that this costs is one more rendezvous
-		return 0
+		return false
 	}
 	if px.requires(s.peer()) {
 		// The policies may have changed meanwhile, and update have forgotten all entries before this one was made:
 		//
-		//	bypassFor                 update
+		//	makeBypass                update
 		//	requires: no
 		//	                          the policies require SMC-R
 		//	                          Forget
@@ -156,10 +170,10 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 		if err := px.forgetDestinations(); err != nil {
 			px.log.Warn("negative cache not emptied, so that new connections may be plain TCP though SMC-R is required", "peer", s.dst, "err", err)
 		}
-		return 0
+		return false
 	}
 	px.agent.bypasses.add(agentapi.Bypass{Pod: s.pod.String(), Dest: s.dst, Reason: code, Until: time.Now().Add(ttl)})
-	return ttl
+	return true
 }
 
 // forgetDestinations empties the negative cache, and with it what the agent knows of its entries and of destinations

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -312,6 +313,43 @@ func TestProxy_bypassLate(t *testing.T) {
 	if got := b.a.bypasses.list(time.Now()); len(got) > 0 {
 		t.Errorf("the negative cache is empty, and %v counts as left alone", got)
 	}
+}
+
+// slowRedirect takes the kernel long to change.
+type slowRedirect struct {
+	*fakeRedirect
+	until chan struct{}
+}
+
+func (r slowRedirect) Bypass(dst netip.AddrPort, ttl time.Duration) error {
+	<-r.until
+	return r.fakeRedirect.Bypass(dst, ttl)
+}
+
+// TestProxy_bypassSlow: no connection waits long for a kernel that is busy with other changes of nftables, the next ones not at all,
+// and the entry comes when it comes.
+func TestProxy_bypassSlow(t *testing.T) {
+	b := newAbleBare(t, "", preferAll)
+	b.a.cfg.bypassPatience = 20 * time.Millisecond
+	p := b.proxy("a")
+	slow := slowRedirect{p.redir, make(chan struct{})}
+	p.px.redirect = slow
+	first := p.outboundTo("192.0.2.9:80")
+	for _, s := range []*session{first, p.outboundTo("192.0.2.9:81")} {
+		if p.px.bypass(s, agentapi.CodeRendezvous, false) {
+			t.Errorf("%v is left alone already", s.dst)
+		}
+	}
+	if got := b.a.bypasses.list(time.Now()); len(got) > 0 {
+		t.Errorf("%v counts as left alone", got)
+	}
+	close(slow.until)
+	eventually(t, func() string {
+		if got := b.a.bypasses.list(time.Now()); len(got) != 1 || got[0].Dest != first.dst {
+			return fmt.Sprintf("left alone are %v, want %v", got, first.dst)
+		}
+		return ""
+	})
 }
 
 // TestProxy_bypassFirst: for which reasons the destination is left alone before it is dialed, and

@@ -39,6 +39,9 @@ const (
 	// arrivalPatience is how long a session on SMC-R waits for the application's connection, whose SYN
 	// was diverted: if it was lost because the backlog was full, TCP repeats it after a second.
 	arrivalPatience = 3 * time.Second
+	// bypassPatience is how long a connection waits until its destination is in the negative cache, which takes far less
+	// than a millisecond unless the kernel is busy with other changes of nftables.
+	bypassPatience = 250 * time.Millisecond
 	// speaksFor is how long each connection to a destination is asked for by itself after one was
 	// on SMC-R.
 	speaksFor = time.Minute

@@ -56,6 +56,8 @@ type platform struct {
 	clientEvery time.Duration
 	// arrivalPatience is how long a session on SMC-R waits for the application's connection, whose SYN was diverted.
 	arrivalPatience time.Duration
+	// bypassPatience is how long a connection waits until its destination is in the negative cache.
+	bypassPatience time.Duration
 }
 
 // setDefaults fills in the real functions and times where tests set nothing.
@@ -122,6 +124,9 @@ func (p *platform) setDefaults(log *slog.Logger, dataDir string) {
 	}
 	if p.arrivalPatience == 0 {
 		p.arrivalPatience = arrivalPatience
+	}
+	if p.bypassPatience == 0 {
+		p.bypassPatience = bypassPatience
 	}
 	if p.preflight == nil {
 		p.preflight = linux.Probe
