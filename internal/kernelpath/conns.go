@@ -10,11 +10,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/smcnl"
 )
 
-// sockets lists the sockets of SMC of a namespace. The error is [linux.ErrTooMuch] if there are more than are returned: a program
-// can make as many as it may have files.
-func sockets(ns *linux.NetNS) (all []smcnl.Socket, err error) {
+// sockets lists the sockets of SMC of a namespace that keep wants. The error is [linux.ErrTooMuch] if there are more than are returned:
+// a program can make as many as it may have files.
+func sockets(ns *linux.NetNS, keep func(*smcnl.Socket) bool) (all []smcnl.Socket, err error) {
 	err = ns.Do(func() error {
-		all, err = smcnl.Sockets()
+		all, err = smcnl.Sockets(keep)
 		return err
 	})
 	return all, err
@@ -33,6 +33,9 @@ func isLive(s *smcnl.Socket) bool {
 func mayBecomeLive(s *smcnl.Socket) bool {
 	return s.Mode == smcnl.ModeSMCR && s.State == smcnl.StateInit && s.Local.Port() != 0 && s.Peer.Port() != 0
 }
+
+// concernsRevocation tells whether a socket is a connection on SMC-R, or may become one.
+func concernsRevocation(s *smcnl.Socket) bool { return isLive(s) || mayBecomeLive(s) }
 
 // ports are those of a connection, the local one first.
 type ports [2]uint16
@@ -129,7 +132,7 @@ type Conn struct {
 
 // Conns lists the connections of the sockets of SMC of a place. The error is [linux.ErrTooMuch] if there are more than are returned.
 func Conns(at linux.Place) ([]Conn, error) {
-	socks, tooMuch := sockets(at.NetNS)
+	socks, tooMuch := sockets(at.NetNS, isListedConn)
 	if tooMuch != nil && !errors.Is(tooMuch, linux.ErrTooMuch) {
 		return nil, tooMuch
 	}
@@ -149,6 +152,9 @@ func Conns(at linux.Place) ([]Conn, error) {
 func isConn(s *smcnl.Socket) bool {
 	return s.State != smcnl.StateListen && s.State != smcnl.StateClosed && s.Peer.Port() != 0
 }
+
+// isListedConn tells whether a socket is a connection, or listens for some.
+func isListedConn(s *smcnl.Socket) bool { return isConn(s) || s.State == smcnl.StateListen }
 
 // joined gives the connections among sockets the addresses of what is under them.
 func joined(socks []smcnl.Socket, tcp tcpSockets) (out []Conn) {

@@ -238,16 +238,19 @@ func (c *Chooser) Purge(at linux.Place, cfg PodConfig) error {
 // hasSockets tells whether a place has sockets of SMC that did not become TCP. A socket of the node's network of which nobody can
 // tell whose it is, as it has no port yet, may be one, and so may those of which there are too many to look through.
 func hasSockets(at linux.Place) (bool, error) {
-	all, err := sockets(at.NetNS)
+	all, err := sockets(at.NetNS, isNotTCP)
 	return hasAmong(at, all, err)
 }
+
+// isNotTCP tells whether a socket did not become TCP.
+func isNotTCP(s *smcnl.Socket) bool { return s.Mode != smcnl.ModeTCP }
 
 // hasAmong is hasSockets by the list of the sockets of the place's namespace, or by why there is none.
 func hasAmong(at linux.Place, all []smcnl.Socket, err error) (bool, error) {
 	if err != nil {
 		return unlessTooMuch(err)
 	}
-	all = slices.DeleteFunc(all, func(s smcnl.Socket) bool { return s.Mode == smcnl.ModeTCP })
+	all = slices.DeleteFunc(all, func(s smcnl.Socket) bool { return !isNotTCP(&s) })
 	if at.Cgroup == nil || len(all) == 0 {
 		return len(all) > 0, nil
 	}

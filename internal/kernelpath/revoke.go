@@ -41,7 +41,7 @@ type Revocation struct {
 // allowed is what another call with the same filter returned, and saves looking at these again. Revoke takes
 // 2 s at most, whatever programs do.
 func Revoke(at linux.Place, filter linux.OptionFilterConfig, allowed []uint64) (Revocation, error) {
-	socks, why := sockets(at.NetNS)
+	socks, why := sockets(at.NetNS, concernsRevocation)
 	r, err := revoke(at, socks, why, filter, allowed)
 	if err != nil {
 		return r, fmt.Errorf("end connections on SMC-R that no policy allows any more: %w", err)
@@ -98,7 +98,7 @@ func revoke(at linux.Place, socks []smcnl.Socket, why error, filter linux.Option
 
 // missed counts the sockets that were not found, for the reason err, and are still there.
 func missed(ns *linux.NetNS, all []suspect, files map[uint64]linux.SocketFile, err error) (int, error) {
-	socks, lerr := sockets(ns)
+	socks, lerr := sockets(ns, concernsRevocation)
 	if lerr != nil {
 		return len(all) - len(files), errors.Join(err, lerr)
 	}

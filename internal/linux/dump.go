@@ -25,9 +25,10 @@ var ErrTooMuch = errors.New("has more than is looked through")
 // the entries.
 type allowance struct {
 	entries, bytes int
-	until          time.Duration // of the thread's processor time; 0: no limit
-	seen           int           // entries
-	changed        bool          // a list changed while it was read: entries may be missing
+	until          time.Duration          // of the thread's processor time; 0: no limit
+	seen           int                    // entries
+	changed        bool                   // a list changed while it was read: entries may be missing
+	keep           func(body []byte) bool // nil: all entries count
 }
 
 // newAllowance is the allowance for one look through a namespace, by the calling thread.
@@ -38,10 +39,22 @@ func newAllowance() *allowance {
 // take uses a part of the allowance. The error is [ErrTooMuch] if less is left.
 func (a *allowance) take(entries, bytes int) error {
 	a.entries, a.bytes, a.seen = a.entries-entries, a.bytes-bytes, a.seen+entries
-	if a.entries < 0 || a.bytes < 0 || a.until != 0 && a.seen > timedFrom && threadTime() > a.until {
+	if a.entries < 0 || a.bytes < 0 || a.isLate() {
 		return ErrTooMuch
 	}
 	return nil
+}
+
+// pass is for an entry that nobody keeps.
+func (a *allowance) pass() error {
+	if a.seen++; a.isLate() {
+		return ErrTooMuch
+	}
+	return nil
+}
+
+func (a *allowance) isLate() bool {
+	return a.until != 0 && a.seen > timedFrom && threadTime() > a.until
 }
 
 // threadTime is the processor time of the calling thread, 0 if the kernel does not
@@ -67,12 +80,15 @@ func dump(family int, request uint16, body []byte, left *allowance, f func(body 
 	return dumpFrom(fd, request, body, left, f)
 }
 
-// DumpFew asks the kernel for a list of the thread's namespace, in a family of netlink, and returns the body of each entry. The
-// error is [ErrTooMuch] if there are more than are looked through; those that were are returned all the same.
-func DumpFew(family int, request uint16, body []byte) ([][]byte, error) {
+// DumpFew asks the kernel for a list of the thread's namespace, in a family of netlink, and returns the body of each entry that
+// keep wants; nil: all. The error is [ErrTooMuch] if there are more than are looked through; those that were are returned all the
+// same. An entry that is not kept counts for the time that it takes only.
+func DumpFew(family int, request uint16, body []byte, keep func(body []byte) bool) ([][]byte, error) {
 	runtime.LockOSThread() // whose time is counted
 	defer runtime.UnlockOSThread()
-	return dumpFew(family, request, body, newAllowance())
+	left := newAllowance()
+	left.keep = keep
+	return dumpFew(family, request, body, left)
 }
 
 func dumpFew(family int, request uint16, body []byte, left *allowance) (all [][]byte, err error) {
@@ -141,11 +157,17 @@ func eachEntry(b []byte, left *allowance, f func([]byte) (bool, error)) (more bo
 			}
 			return false, nil
 		}
-		if err := left.take(1, size); err != nil {
-			return false, err
-		}
-		if more, err := f(body); err != nil || !more {
-			return false, err
+		if left.keep != nil && !left.keep(body) {
+			if err := left.pass(); err != nil {
+				return false, err
+			}
+		} else {
+			if err := left.take(1, size); err != nil {
+				return false, err
+			}
+			if more, err := f(body); err != nil || !more {
+				return false, err
+			}
 		}
 		b = b[min((size+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
 	}

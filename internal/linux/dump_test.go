@@ -3,6 +3,7 @@
 package linux
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,6 +15,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// isFirst wants the first address of loopback.
+func isFirst(body []byte) bool { return bytes.Contains(body, []byte{127, 0, 0, 1}) }
 
 // TestDump: a list is read until the allowance is used up, or nothing more is
 // wanted. A list that is wanted as a whole is not there in part.
@@ -37,6 +41,8 @@ func TestDump(t *testing.T) {
 		{"time", allowance{entries: 1000, bytes: 1 << 20, until: 1}, 0, timedFrom, ErrTooMuch},
 		{"time, but few", allowance{entries: 1000, bytes: 1 << 20, until: 1}, timedFrom, timedFrom, nil},
 		{"enough", allowance{entries: 1000, bytes: 1 << 20}, 7, 7, nil},
+		{"many that nobody wants", allowance{entries: 1, bytes: 4 << 10, keep: isFirst}, 0, 1, nil},
+		{"time, for what nobody wants", allowance{entries: 1, bytes: 4 << 10, keep: isFirst, until: 1}, 0, 1, ErrTooMuch},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := 0

@@ -97,7 +97,7 @@ func dumpFew(family string, cmd uint8) ([][]byte, error) {
 		return nil, err
 	}
 	header := nl.Genlmsg{Command: cmd, Version: familyVersion}
-	msgs, err := linux.DumpFew(unix.NETLINK_GENERIC, id, header.Serialize())
+	msgs, err := linux.DumpFew(unix.NETLINK_GENERIC, id, header.Serialize(), nil)
 	return attributesOf(msgs, family, cmd, err)
 }
 
@@ -169,13 +169,25 @@ func Devices() ([]Device, error) {
 	return all, nil
 }
 
-// Sockets returns the sockets of SMC, listening ones included. The error is [linux.ErrTooMuch] if there are more than are looked
-// through; those that were are returned all the same.
-func Sockets() ([]Socket, error) {
+// Sockets returns the sockets of SMC that keep wants, listening ones included; nil: all. The error is [linux.ErrTooMuch] if there are
+// more than are looked through; those that were are returned all the same. A program may have very many sockets that nobody wants:
+// they count for the time only that the kernel takes to list them.
+func Sockets(keep func(*Socket) bool) ([]Socket, error) {
 	const requestBytes, allExtensions = 52, 0x1f // family, padding, extensions, then an empty socket identity
 	body := make([]byte, requestBytes)
 	body[0], body[3] = sockDiagFamily, allExtensions
-	return socketsOf(linux.DumpFew(unix.NETLINK_SOCK_DIAG, sockDiagByFam, body))
+	return socketsOf(linux.DumpFew(unix.NETLINK_SOCK_DIAG, sockDiagByFam, body, isWanted(keep)))
+}
+
+// isWanted tells of an answer whether keep wants its socket. What cannot be decoded is kept: the caller says so.
+func isWanted(keep func(*Socket) bool) func([]byte) bool {
+	if keep == nil {
+		return nil
+	}
+	return func(m []byte) bool {
+		s, err := decodeSocket(m)
+		return err != nil || keep(&s)
+	}
 }
 
 // socketsOf decodes the answers to the question for sockets, and says why there are not more.

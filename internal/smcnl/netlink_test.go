@@ -52,3 +52,31 @@ func TestSocketsOf(t *testing.T) {
 		}
 	}
 }
+
+// TestIsWanted: only sockets that are wanted count, and answers that are none, so that the caller hears of them.
+func TestIsWanted(t *testing.T) {
+	msgs := append(answers(t, "sockets"), []byte{1})
+	listens := isWanted(func(s *Socket) bool { return s.State == StateListen })
+	n := 0
+	for _, m := range msgs {
+		if listens(m) {
+			n++
+		}
+	}
+	all, err := socketsOf(msgs[:len(msgs)-1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := 1
+	for _, s := range all {
+		if s.State == StateListen {
+			want++
+		}
+	}
+	if n != want || want == 1 || want == len(msgs) {
+		t.Errorf("%d of %d answers are wanted, want %d", n, len(msgs), want)
+	}
+	if isWanted(nil) != nil {
+		t.Error("asks for each socket, though all are wanted")
+	}
+}

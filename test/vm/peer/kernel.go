@@ -51,7 +51,7 @@ func (k *kernelStack) listen(_ context.Context, addr string) (listener, error) {
 
 // describe finds the kernel's view of each connection by its local address.
 func (k *kernelStack) describe(conns []*openConn) {
-	all, err := smcnl.Sockets()
+	all, err := smcnl.Sockets(nil)
 	for _, c := range conns {
 		c.about.Kernel = find(all, c)
 		if err != nil {
@@ -96,7 +96,7 @@ const endStateTime = 20 * time.Second
 // before the kernel's worker has changed the state.
 func (c kernelConn) EndState() string {
 	for end := time.Now().Add(endStateTime); ; time.Sleep(5 * time.Millisecond) { // polls the socket's state
-		all, err := smcnl.Sockets()
+		all, err := smcnl.Sockets(nil)
 		s := find(all, c)
 		switch {
 		case s == nil:

@@ -103,7 +103,7 @@ func printKernel(w io.Writer) error {
 	if k.Groups, err = smcnl.Groups(); err != nil {
 		return err
 	}
-	if k.Sockets, err = smcnl.Sockets(); err != nil {
+	if k.Sockets, err = smcnl.Sockets(nil); err != nil {
 		return err
 	}
 	if k.UEIDs, err = smcnl.UEIDs(); err != nil {
