@@ -67,7 +67,8 @@
 //
 // The path MTU of a link is the smaller one of what the two ports have. If the network between them loses large
 // packets, the link group ends, and the next ones with that peer have a smaller path MTU for ten minutes; where even 256 bytes
-// are too large, connections are TCP. [Hooks].PathMTU tells of it.
+// are too large, connections are TCP. [Hooks].PathMTU tells of it. Only who sends large packets finds that out: what a kernel sends
+// ends one link group after the other.
 //
 // # What net.Conn does not have
 //

@@ -52,7 +52,7 @@ func TestStack_idleGroupsGiveWay(t *testing.T) {
 	const rmbe = 512 << 10
 	f := newFakeFabric()
 	server := newStack(t, f.device("s", 200), func(c *smcr.Config) { c.MemoryBytes = 6 * rmbe })
-	for i := range 16 { // the links of groups that gave way linger for a moment: 27 KiB each
+	for i := range 16 { // the links of groups that gave way linger for a moment: 28 KiB each
 		p := &pair{fabric: f, client: newStack(t, f.device(fmt.Sprint("c", i), byte(i+1))), server: server}
 		p.listen(t)
 		a, b := p.dial(t)

@@ -195,7 +195,7 @@ func (l *link) handleCompletion(now time.Time, wc *rdma.WC) {
 		return
 	}
 	if wc.Status != rdma.StatusSuccess {
-		if wc.Status == rdma.StatusRetryExceeded {
+		if wc.Status == rdma.StatusRetryExceeded && wc.ID == writeID {
 			l.outOfRetries(now)
 		}
 		if wc.Status != rdma.StatusFlushed {
@@ -366,7 +366,7 @@ func (l *link) write(o *linkgroup.Output) {
 		}
 	}
 	l.wrs = append(l.wrs, rdma.SendWR{
-		Op: rdma.OpWrite, SGL: l.sges[start:len(l.sges):len(l.sges)], RemoteAddr: o.RemoteAddr, RKey: o.RKey,
+		ID: writeID, Op: rdma.OpWrite, SGL: l.sges[start:len(l.sges):len(l.sges)], RemoteAddr: o.RemoteAddr, RKey: o.RKey,
 	})
 	l.sizes.note(n, l.peer.MTU, l.wrote)
 }

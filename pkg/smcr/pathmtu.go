@@ -4,6 +4,7 @@ package smcr
 
 import (
 	"errors"
+	"math"
 	"math/bits"
 	"net/netip"
 	"time"
@@ -146,7 +147,10 @@ func (s *packetSizes) lost(acknowledged uint64, mtu rdma.MTU) rdma.MTU {
 	return 0
 }
 
-// outOfRetries is told that the link's queue pair got no acknowledgement for its oldest request. Messages that are acknowledged were
+// writeID is the ID of all RDMA WRITEs. The operation of a completion with an error is not known of all devices.
+const writeID = math.MaxUint64
+
+// outOfRetries is told that the link's queue pair got no acknowledgement for its oldest request, a WRITE. Messages that are acknowledged were
 // counted before: their completions come before that of the failure.
 func (l *link) outOfRetries(now time.Time) {
 	lost := l.sizes.lost(l.complete, l.peer.MTU)
