@@ -41,6 +41,7 @@
 //     its SYNs are dropped. [OriginalDst] and [TransparentDst] recognize such a
 //     connection, too;
 //   - chains caught-out and caught-in, see below;
+//   - chain renew (filter, output): a packet of the agent renews the diversion, see below;
 //   - chains untracked-out and untracked-in, with [RedirectConfig.Untracked];
 //   - chain answer (filter, output): a SYN to a required destination that a rule of another
 //     program excludes from connection tracking, and so from the diversion, is refused;

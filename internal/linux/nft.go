@@ -86,7 +86,7 @@ func newRuleset(conn *nftConn) *ruleset { return &ruleset{conn: conn, table: kub
 // Concatenated types are padded to four bytes each. A set that rules put elements into has a size: here one
 // element, and room for those that have expired, or were deleted in the same transaction, and are still to be collected.
 func aliveSet(t *nftables.Table) *nftables.Set {
-	return &nftables.Set{Table: t, Name: setAlive, KeyType: nftables.TypeInetProto, HasTimeout: true, Dynamic: true, Size: 8}
+	return &nftables.Set{Table: t, Name: setAlive, KeyType: nftables.TypeInetProto, HasTimeout: true, Dynamic: true, Size: 64}
 }
 
 // caughtSet has room for the element that has expired and is still to be collected, besides the one.

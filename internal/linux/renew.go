@@ -80,7 +80,7 @@ func (r *Redirect) renewPromptly() error {
 		r.prompt.pulse = nil
 		return fmt.Errorf("renew redirection in %s: %w", r.ns, err)
 	}
-	if ttl := r.prompt.ttl; left <= ttl-ttl/6 { // before, it was at most what a third of the TTL leaves
+	if ttl := r.prompt.ttl; left <= ttl-ttl/6 { // as after one that was not
 		return fmt.Errorf("renew redirection in %s: the packet was stopped before the rule", r.ns)
 	}
 	return nil

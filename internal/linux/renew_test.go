@@ -97,22 +97,29 @@ func aliveFor(t *testing.T, ns *NetNS) (left time.Duration) {
 	return left
 }
 
-// TestRedirect_renewsOften: what expired and is not collected yet keeps no element from being added.
+// TestRedirect_renewsOften: what expired and is not collected yet, and what changes of the table replaced, keeps no element from
+// being added.
 func TestRedirect_renewsOften(t *testing.T) {
-	pod, r, dst := outbound(t, families[0], func(c *RedirectConfig) { c.FailOpenTTL = minFailOpenTTL })
-	for range 6 {
+	pod, r, _ := outbound(t, families[0], func(c *RedirectConfig) { c.FailOpenTTL = minFailOpenTTL })
+	p, err := openPulse(pod, r.mark)
+	mustDo(t, err)
+	t.Cleanup(p.close)
+	for range 20 {
 		waitFor(t, "the end", func() bool { return aliveFor(t, pod) == 0 })
-		before := generation(t, pod)
-		mustDo(t, r.Renew())
-		if generation(t, pod) != before {
-			t.Error("renewed by a transaction")
+		sent := time.Now()
+		if _, err := p.beat(); err != nil && time.Since(sent) < minFailOpenTTL/2 {
+			t.Fatal(err)
 		}
 	}
-	want(t, served(t, pod, nil, dst), "agent")
+	cfg := r.cfg
+	cfg.FailOpenTTL = time.Minute
 	for range 10 {
-		mustDo(t, errors.Join(r.Renew(), r.Update(r.cfg)))
+		mustDo(t, errors.Join(r.Renew(), r.Update(cfg)))
 	}
-	want(t, served(t, pod, nil, dst), "agent")
+	mustDo(t, r.Renew())
+	if left := aliveFor(t, pod); left < cfg.FailOpenTTL/2 {
+		t.Errorf("diverts for another %v, want %v", left, cfg.FailOpenTTL)
+	}
 }
 
 // TestRedirect_renewsMeanwhile: who has the diversion's mutex for a transaction that waits does not keep a renewal.
