@@ -151,57 +151,20 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 	defer cancel()
 	defer s.metrics.lead(nil)
 	defer s.synced.Store(false)
-	c := &s.config
-	scheme, err := NewScheme()
-	if err != nil {
-		return false, err
-	}
-	selector, err := labels.Parse(c.AgentSelector)
+	selector, err := labels.Parse(s.config.AgentSelector)
 	if err != nil {
 		return false, fmt.Errorf("agent selector: %w", err)
 	}
-	if err := s.first(ctx, api, installation{c.Namespace, c.DaemonSet, selector}); err != nil {
+	if err := s.first(ctx, api, installation{s.config.Namespace, s.config.DaemonSet, selector}); err != nil {
 		return false, err
 	}
-	agents := agentPods{namespace: c.Namespace, selector: selector}
-	mgr, err := ctrl.NewManager(api, ctrl.Options{
-		Scheme: scheme, Cache: cacheOptions(agents, c.DaemonSet), Logger: logr.FromSlogHandler(c.Log.Handler()),
-		// The service serves metrics and health, also between two managers.
-		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
-		LeaderElection: c.LeaderElect, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
-		LeaderElectionReleaseOnCancel: true,
-		LeaseDuration:                 new(cmp.Or(c.LeaseDuration, leaseDuration)),
-		RenewDeadline:                 new(cmp.Or(c.RenewDeadline, renewDeadline)),
-		RetryPeriod:                   new(cmp.Or(c.RetryPeriod, retryPeriod)),
-	})
+	agents := agentPods{namespace: s.config.Namespace, selector: selector}
+	mgr, err := s.newManager(ctx, api, agents)
 	if err != nil {
-		return false, fmt.Errorf("make a manager: %w", err)
-	}
-	if err := addIndexes(ctx, mgr.GetFieldIndexer(), agents); err != nil {
 		return false, err
 	}
-	recorder := mgr.GetEventRecorder("kube-smcr-controller")
-	var beats *leases
-	if c.LeaderElect {
-		beats = newLeases()
-		informer, err := mgr.GetCache().GetInformer(ctx, &coordinationv1.Lease{})
-		if err != nil {
-			return false, fmt.Errorf("watch the Leases: %w", err)
-		}
-		if _, err := informer.AddEventHandler(beats.follow()); err != nil {
-			return false, fmt.Errorf("watch the Leases: %w", err)
-		}
-	}
-	for _, r := range []interface{ setUp(ctrl.Manager) error }{
-		&policies{client: mgr.GetClient(), recorder: recorder},
-		&peers{client: mgr.GetClient(), recorder: recorder},
-		&podEvents{client: mgr.GetClient(), log: c.Log},
-		&pairs{client: mgr.GetClient()},
-		&nodes{client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, leases: beats, taint: c.StartupTaint, daemonSet: c.DaemonSet},
-	} {
-		if err := r.setUp(mgr); err != nil {
-			return false, fmt.Errorf("set up a reconciler: %w", err)
-		}
+	if err := s.addReconcilers(ctx, mgr, agents); err != nil {
+		return false, err
 	}
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -213,7 +176,7 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 		select {
 		case <-mgr.Elected():
 			s.metrics.lead(mgr.GetCache())
-			c.Log.Info("this replica leads")
+			s.config.Log.Info("this replica leads")
 		case <-ctx.Done():
 		}
 	})
@@ -221,38 +184,67 @@ func (s *service) manage(ctx context.Context, api *rest.Config) (worked bool, er
 	return s.synced.Load(), err
 }
 
+// newManager makes a manager with its caches and their indexes.
+func (s *service) newManager(ctx context.Context, api *rest.Config, agents agentPods) (ctrl.Manager, error) {
+	c := &s.config
+	scheme, err := NewScheme()
+	if err != nil {
+		return nil, err
+	}
+	mgr, err := ctrl.NewManager(api, ctrl.Options{
+		Scheme: scheme, Cache: cacheOptions(agents, c.DaemonSet), Logger: logr.FromSlogHandler(c.Log.Handler()),
+		// The service serves metrics and health, also between two managers.
+		Metrics: metricsserver.Options{BindAddress: "0"}, HealthProbeBindAddress: "0",
+		LeaderElection: c.LeaderElect, LeaderElectionID: LeaseName, LeaderElectionNamespace: c.Namespace,
+		LeaderElectionReleaseOnCancel: true,
+		LeaseDuration:                 new(cmp.Or(c.LeaseDuration, leaseDuration)),
+		RenewDeadline:                 new(cmp.Or(c.RenewDeadline, renewDeadline)),
+		RetryPeriod:                   new(cmp.Or(c.RetryPeriod, retryPeriod)),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a manager: %w", err)
+	}
+	return mgr, addIndexes(ctx, mgr.GetFieldIndexer(), agents)
+}
+
+// addReconcilers adds the reconcilers to a manager, and, if there is a leader election, what
+// follows the agents' Leases.
+func (s *service) addReconcilers(ctx context.Context, mgr ctrl.Manager, agents agentPods) error {
+	var beats *leases
+	if s.config.LeaderElect {
+		beats = newLeases()
+		informer, err := mgr.GetCache().GetInformer(ctx, &coordinationv1.Lease{})
+		if err != nil {
+			return fmt.Errorf("watch the Leases: %w", err)
+		}
+		if _, err := informer.AddEventHandler(beats.follow()); err != nil {
+			return fmt.Errorf("watch the Leases: %w", err)
+		}
+	}
+	recorder := mgr.GetEventRecorder("kube-smcr-controller")
+	for _, r := range []interface{ setUp(ctrl.Manager) error }{
+		&policies{client: mgr.GetClient(), recorder: recorder},
+		&peers{client: mgr.GetClient(), recorder: recorder},
+		&podEvents{client: mgr.GetClient(), log: s.config.Log},
+		&pairs{client: mgr.GetClient()},
+		&nodes{
+			client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, agents: agents, leases: beats,
+			taint: s.config.StartupTaint, daemonSet: s.config.DaemonSet,
+		},
+	} {
+		if err := r.setUp(mgr); err != nil {
+			return fmt.Errorf("set up a reconciler: %w", err)
+		}
+	}
+	return nil
+}
+
 // serve serves metrics and health until the returned function is called.
 func (s *service) serve(api *rest.Config) (stop func(), err error) {
-	registry := prometheus.NewRegistry()
-	if err := registry.Register(s.metrics); err != nil {
-		return nil, fmt.Errorf("register the metrics: %w", err)
+	counters, secret, err := s.metricsHandler(api)
+	if err != nil {
+		return nil, err
 	}
-	health := http.NewServeMux()
-	health.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
-	health.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if why := s.refused.Load(); why != nil {
-			http.Error(w, *why, http.StatusServiceUnavailable)
-			return
-		}
-		if !s.synced.Load() {
-			http.Error(w, "the caches are not filled: the API server does not answer, or this is the start", http.StatusServiceUnavailable)
-		}
-	})
-	metrics := promhttp.HandlerFor(prometheus.Gatherers{ctrlmetrics.Registry, registry}, promhttp.HandlerOpts{})
-	var secret *tls.Config
-	if s.config.MetricsAuth {
-		guard, err := scrape.NewGuard(api, s.config.Log)
-		if err != nil {
-			return nil, err
-		}
-		if secret, err = scrape.TLS(s.config.MetricsTLS, s.config.Log); err != nil {
-			return nil, err
-		}
-		metrics = guard.Wrap(metrics)
-	}
-	counters := http.NewServeMux()
-	counters.Handle("GET "+scrape.Path, metrics)
-
 	var servers []*http.Server
 	var running sync.WaitGroup
 	stop = func() {
@@ -264,7 +256,7 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 	for _, one := range []struct {
 		what, address string
 		handler       http.Handler
-	}{{"metrics", s.config.MetricsAddress, counters}, {"health", s.config.HealthAddress, health}} {
+	}{{"metrics", s.config.MetricsAddress, counters}, {"health", s.config.HealthAddress, s.healthHandler()}} {
 		if one.address == "" || one.address == "0" {
 			continue
 		}
@@ -291,4 +283,44 @@ func (s *service) serve(api *rest.Config) (stop func(), err error) {
 		s.config.Log.Info("serving", "what", one.what, "address", address)
 	}
 	return stop, nil
+}
+
+// healthHandler answers the probes: the controller is alive at once, and ready when its caches
+// are filled and no other installation was first.
+func (s *service) healthHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if why := s.refused.Load(); why != nil {
+			http.Error(w, *why, http.StatusServiceUnavailable)
+			return
+		}
+		if !s.synced.Load() {
+			http.Error(w, "the caches are not filled: the API server does not answer, or this is the start", http.StatusServiceUnavailable)
+		}
+	})
+	return mux
+}
+
+// metricsHandler gives metrics to those who may read them. secret is for the connections; nil:
+// they are not encrypted.
+func (s *service) metricsHandler(api *rest.Config) (handler http.Handler, secret *tls.Config, err error) {
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(s.metrics); err != nil {
+		return nil, nil, fmt.Errorf("register the metrics: %w", err)
+	}
+	metrics := promhttp.HandlerFor(prometheus.Gatherers{ctrlmetrics.Registry, registry}, promhttp.HandlerOpts{})
+	if s.config.MetricsAuth {
+		guard, err := scrape.NewGuard(api, s.config.Log)
+		if err != nil {
+			return nil, nil, err
+		}
+		if secret, err = scrape.TLS(s.config.MetricsTLS, s.config.Log); err != nil {
+			return nil, nil, err
+		}
+		metrics = guard.Wrap(metrics)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET "+scrape.Path, metrics)
+	return mux, secret, nil
 }
