@@ -13,45 +13,47 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// A conflict is another policy that selects one of the same pods. It has the same priority and other
-// settings for that pod; or, of any priority, one of the two has mode Required, and so keeps the pod from
-// the datapath that the other one wants and is the first to say.
+// A conflict is another policy that selects one of the same pods and wants what cannot be had
+// together with what this policy wants. There are two kinds:
+//
+//   - Both have the same priority, and settings of the pod differ: age or name decides
+//     which one holds.
+//   - The first policy of the pod wants datapath Kernel, and another one, of any priority,
+//     has mode Required, which only datapath Agent can keep: the pod is on Agent.
 type conflict struct {
 	other *v1alpha1.SMCRPolicy
-	what  string // the fields that differ; "": mode Required against the datapath
+	what  string // the fields that differ; "" for the second kind
 }
 
-// findConflicts returns the conflicts of each policy. sets are the sets of
-// policies that select one pod, in the order of their rank.
+// findConflicts returns the conflicts of each policy. Each of sets has the policies that select
+// one pod, at least one, in the order of their rank.
 func findConflicts(sets [][]*policy) map[*policy][]conflict {
 	out := map[*policy][]conflict{}
-	type pair struct {
-		a, b  *policy
-		first bool // a is the first of the pod
+	type pair struct{ a, b *policy }
+	note := func(p pair, what string) {
+		out[p.a] = append(out[p.a], conflict{p.b.obj, what})
+		out[p.b] = append(out[p.b], conflict{p.a.obj, what})
 	}
-	seen := map[pair]bool{}
-	note := func(a, b *policy, what string) {
-		out[a] = append(out[a], conflict{b.obj, what})
-		out[b] = append(out[b], conflict{a.obj, what})
-	}
+	overruled, compared := map[pair]bool{}, map[pair]bool{} // pairs that were looked at
 	for _, set := range sets {
+		for _, b := range set[1:] {
+			if p := (pair{set[0], b}); !overruled[p] && overrules(&b.obj.Spec, &p.a.obj.Spec) {
+				overruled[p] = true
+				note(p, "")
+			}
+		}
 		for i, a := range set {
 			for _, b := range set[i+1:] {
-				if p := (pair{a, b, true}); i == 0 && !seen[p] && overrules(&b.obj.Spec, &a.obj.Spec) {
-					seen[p] = true
-					note(a, b, "")
-				}
 				if a.obj.Spec.Priority != b.obj.Spec.Priority {
-					if i == 0 {
-						continue
-					}
 					break // sorted by priority: the following ones have another priority too
 				}
-				if p := (pair{a, b, false}); !seen[p] {
-					seen[p] = true
-					if what := differences(&a.obj.Spec, &b.obj.Spec); what != "" {
-						note(a, b, what)
-					}
+				p := pair{a, b}
+				if compared[p] {
+					continue
+				}
+				compared[p] = true
+				if what := differences(&a.obj.Spec, &b.obj.Spec); what != "" {
+					note(p, what)
 				}
 			}
 		}
@@ -62,8 +64,9 @@ func findConflicts(sets [][]*policy) map[*policy][]conflict {
 	return out
 }
 
-// overrules says whether a policy keeps a pod, of which another one is the first, from the datapath that this
-// one wants: nobody refuses connections that the kernel makes plain TCP.
+// overrules says whether a policy with mode Required keeps a pod off the datapath Kernel that the
+// first policy of the pod wants: on that datapath nobody refuses connections that the kernel
+// makes plain TCP.
 func overrules(p, first *v1alpha1.SMCRPolicySpec) bool {
 	return wantsKernel(first) && p.Mode == v1alpha1.ModeRequired
 }
@@ -162,28 +165,29 @@ func prefixes(cidrs []v1alpha1.CIDR) []netip.Prefix {
 	return out
 }
 
-// conflictMessage names the conflicting policies, the fields in which they differ, and
-// which policy comes first. Policies between mode and datapath come before them.
+// conflictMessage names the conflicting policies: first those whose mode excludes a datapath,
+// then those of the same priority, with the fields in which they differ and the policy that
+// comes first.
 func conflictMessage(p *v1alpha1.SMCRPolicy, all []conflict) string {
-	var cs []conflict
+	var differing []conflict
 	var sentences []string
-	names := map[string]bool{}
+	excluding := map[string]bool{}
 	for _, c := range all {
 		if c.what != "" {
-			cs = append(cs, c)
+			differing = append(differing, c)
 		} else {
-			names[c.other.Name] = true
+			excluding[c.other.Name] = true
 		}
 	}
-	if len(names) > 0 {
-		who, what, wants := some(names), "mode Required", "datapath "+string(p.Spec.Datapath)
+	if len(excluding) > 0 {
+		who, what, wants := some(excluding), "mode Required", "datapath "+string(p.Spec.Datapath)
 		if p.Spec.Mode == v1alpha1.ModeRequired {
 			what, wants = "datapath Kernel or KernelIfAvailable", "mode Required"
 		}
 		sentences = append(sentences, fmt.Sprintf("has %s and selects pods of %s with %s: these are on datapath Agent, which mode Required needs", wants, who, what))
 	}
-	if len(cs) > 0 {
-		sentences = append(sentences, sameRank(p, cs))
+	if len(differing) > 0 {
+		sentences = append(sentences, sameRank(p, differing))
 	}
 	return strings.Join(sentences, "; ")
 }
