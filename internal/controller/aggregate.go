@@ -31,16 +31,16 @@ type namespaceView struct {
 
 // sums are the counts for one policy.
 type sums struct {
-	pods     v1alpha1.PolicyPods
-	reasons  map[string]int32
-	links    v1alpha1.LinkGroupCounts
-	unlinked int32 // active link groups with less redundancy than wanted
-	// single are active link groups with less redundancy than wanted that cannot have more,
-	// because a node has one RNIC; singleNodes are these nodes.
-	single      int32
-	singleNodes map[string]bool
-	peers       int32
-	leftOut     int // addresses of peers that no slice has room for
+	pods    v1alpha1.PolicyPods
+	reasons map[string]int32
+	links   v1alpha1.LinkGroupCounts
+	// notRedundant are the active link groups that have less redundancy than wanted and could
+	// have more; oneRNIC those that cannot have more, because a node has one RNIC, and
+	// oneRNICNodes are these nodes.
+	notRedundant, oneRNIC int32
+	oneRNICNodes          map[string]bool
+	peers                 int32
+	leftOut               int // addresses of peers that no slice has room for
 	// resolved is the generation of the policy whose peer selectors the slices are for.
 	resolved  int64
 	agentless map[string]bool // nodes of opted-in pods whose agent does not answer
@@ -52,7 +52,7 @@ type sums struct {
 func aggregate(v *namespaceView, now metav1.Time) map[string]v1alpha1.SMCRPolicyStatus {
 	all := make(map[*policy]*sums, len(v.policies))
 	for _, p := range v.policies {
-		all[p] = &sums{reasons: map[string]int32{}, agentless: map[string]bool{}, singleNodes: map[string]bool{}}
+		all[p] = &sums{reasons: map[string]int32{}, agentless: map[string]bool{}, oneRNICNodes: map[string]bool{}}
 	}
 	slices.SortFunc(v.policies, func(a, b *policy) int { return v1alpha1.CompareRank(a.obj, b.obj) })
 	ofPod, sets := v.countPods(all)
@@ -196,7 +196,7 @@ func (s *sums) countLink(l *v1alpha1.SMCRLinkStatus, wanted v1alpha1.LinkRedunda
 	case v1alpha1.LinkActive:
 		s.links.Active++
 		if wanted != v1alpha1.LinksSingle && l.Redundancy != v1alpha1.RedundancySymmetric {
-			s.countUnlinked(l, oneRNIC)
+			s.countNotRedundant(l, oneRNIC)
 		}
 	case v1alpha1.LinkEstablishing:
 		s.links.Establishing++
@@ -222,20 +222,20 @@ func isEnding(l *v1alpha1.SMCRLinkStatus) bool {
 	return c != nil && c.Reason == v1alpha1.ReasonEnding
 }
 
-// countUnlinked counts an active link group with less redundancy than wanted. One on devices
-// that the pod has for itself could have more, whatever the node has.
-func (s *sums) countUnlinked(l *v1alpha1.SMCRLinkStatus, oneRNIC map[string]bool) {
+// countNotRedundant counts an active link group with less redundancy than wanted. If it is on
+// devices that the pod has for itself, it could have more, whatever the node has.
+func (s *sums) countNotRedundant(l *v1alpha1.SMCRLinkStatus, oneRNIC map[string]bool) {
 	possible := true
 	for _, node := range []string{l.Node, l.Peer} {
 		if oneRNIC[node] && l.PCIAddresses == "" {
 			possible = false
-			s.singleNodes[node] = true
+			s.oneRNICNodes[node] = true
 		}
 	}
 	if possible {
-		s.unlinked++
+		s.notRedundant++
 	} else {
-		s.single++
+		s.oneRNIC++
 	}
 }
 

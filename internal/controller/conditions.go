@@ -110,15 +110,14 @@ func (s *sums) linksRedundant(p *policy) metav1.Condition {
 		return is(metav1.ConditionUnknown, reasonNotAccepted, "the policy is not valid, see the condition Accepted")
 	case s.links.Active == 0:
 		return is(metav1.ConditionUnknown, reasonNoLinkGroups, "no link group of the selected pods is active")
-	case s.unlinked > 0:
+	case s.notRedundant > 0:
 		return is(metav1.ConditionFalse, reasonNotRedundant, fmt.Sprintf(
 			"%d of %s cannot lose any one RNIC, linkRedundancy wants that: see REDUNDANCY of kubectl get smcrlinks -l %s=%s",
-			s.unlinked, plural(s.links.Active, "active link group"), v1alpha1.LabelNamespace, p.obj.Namespace))
-	}
-	if s.single > 0 {
+			s.notRedundant, plural(s.links.Active, "active link group"), v1alpha1.LabelNamespace, p.obj.Namespace))
+	case s.oneRNIC > 0:
 		return is(metav1.ConditionFalse, reasonOneRNIC, fmt.Sprintf(
 			"%d of %s cannot lose any one RNIC, because their nodes have one: %s; linkRedundancy: Single says that this is wanted",
-			s.single, plural(s.links.Active, "active link group"), some(s.singleNodes)))
+			s.oneRNIC, plural(s.links.Active, "active link group"), some(s.oneRNICNodes)))
 	}
 	return is(metav1.ConditionTrue, reasonAsWanted, fmt.Sprintf("%s as redundant as wanted", plural(s.links.Active, "active link group")))
 }

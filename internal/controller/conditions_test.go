@@ -72,19 +72,19 @@ func TestConditions(t *testing.T) {
 		},
 		{
 			"no link group",
-			sums{unlinked: 1, single: 1},
+			sums{notRedundant: 1, oneRNIC: 1},
 			(*sums).linksRedundant,
 			"Unknown NoLinkGroups", "no link group",
 		},
 		{
 			"less redundant than the nodes allow",
-			sums{links: v1alpha1.LinkGroupCounts{Active: 3}, unlinked: 1, single: 1, singleNodes: set("n1")},
+			sums{links: v1alpha1.LinkGroupCounts{Active: 3}, notRedundant: 1, oneRNIC: 1, oneRNICNodes: set("n1")},
 			(*sums).linksRedundant,
 			"False NotRedundant", "1 of 3 active link groups cannot lose any one RNIC, linkRedundancy wants that: see REDUNDANCY of kubectl get smcrlinks -l " + v1alpha1.LabelNamespace + "=shop",
 		},
 		{
 			"nodes with one RNIC",
-			sums{links: v1alpha1.LinkGroupCounts{Active: 1}, single: 1, singleNodes: set("n2", "n1")},
+			sums{links: v1alpha1.LinkGroupCounts{Active: 1}, oneRNIC: 1, oneRNICNodes: set("n2", "n1")},
 			(*sums).linksRedundant,
 			"False OneRNIC", "1 of 1 active link group cannot lose any one RNIC, because their nodes have one: n1, n2;",
 		},
