@@ -140,10 +140,11 @@ func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, fmt.Errorf("list the peer slices of policy %s: %w", req, err)
 	}
 	have.Items = slices.DeleteFunc(have.Items, func(s v1alpha1.SMCRPeerSlice) bool { return !isSliceOf(req.Name, &s) })
+	noSlices := placement{remove: pointers(have.Items)}
 	var obj v1alpha1.SMCRPolicy
 	err := r.client.Get(ctx, req.NamespacedName, &obj)
 	if apierrors.IsNotFound(err) || err == nil && !obj.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.carryOut(ctx, placement{remove: pointers(have.Items)})
+		return ctrl.Result{}, r.carryOut(ctx, noSlices)
 	}
 	if err != nil {
 		return ctrl.Result{}, fmt.Errorf("get policy %s: %w", req, err)
@@ -153,13 +154,28 @@ func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, nil // the slices stay as they are; the policy's status says what is wrong
 	}
 	if len(p.peers) == 0 {
-		return ctrl.Result{}, r.carryOut(ctx, placement{remove: pointers(have.Items)})
+		return ctrl.Result{}, r.carryOut(ctx, noSlices)
 	}
+	v, err := r.view(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	addrs, err := resolvePeers(p, v)
+	if err != nil {
+		return ctrl.Result{}, fmt.Errorf("resolve the peers of policy %s: %w", req, err)
+	}
+	todo := placeAddresses(&obj, have.Items, addrs)
+	r.tell(&obj, req.NamespacedName, todo.truncated)
+	return ctrl.Result{}, r.carryOut(ctx, todo)
+}
+
+// view reads what the peers of a policy are computed from.
+func (r *peers) view(ctx context.Context) (peerView, error) {
 	var namespaces corev1.NamespaceList
 	if err := r.client.List(ctx, &namespaces); err != nil {
-		return ctrl.Result{}, fmt.Errorf("list namespaces: %w", err)
+		return peerView{}, fmt.Errorf("list namespaces: %w", err)
 	}
-	addrs, err := resolvePeers(p, peerView{
+	return peerView{
 		namespaces: namespaces.Items,
 		pods: func(ns string) ([]corev1.Pod, error) {
 			var l corev1.PodList
@@ -171,13 +187,7 @@ func (r *peers) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 			err := r.client.List(ctx, &l, client.InNamespace(ns))
 			return l.Items, err
 		},
-	})
-	if err != nil {
-		return ctrl.Result{}, fmt.Errorf("resolve the peers of policy %s: %w", req, err)
-	}
-	todo := placeAddresses(&obj, have.Items, addrs)
-	r.tell(&obj, req.NamespacedName, todo.truncated)
-	return ctrl.Result{}, r.carryOut(ctx, todo)
+	}, nil
 }
 
 // tell sends an event when the peers become too many for the slices.
@@ -191,29 +201,40 @@ func (r *peers) tell(obj *v1alpha1.SMCRPolicy, name types.NamespacedName, trunca
 	}
 }
 
-// carryOut writes and deletes slices. If a slice has changed since it was read, or is gone, the API
-// server refuses the write, and the key is reconciled again. Until all are written nothing is deleted:
-// what is to be written may have the addresses of what is to be deleted. And until the others are written the
-// first slice is not, which is the agents' sign that the others are.
+// carryOut writes and deletes slices, in this order:
+//
+//	slices but the first  have all addresses that the first one does not have
+//	the first slice       tells agents, by its generation, that the others are there
+//	deletions             addresses of these slices are in others by now
+//
+// After an error carryOut does not begin what follows. If a slice has changed since it was read, or is
+// gone, the API server refuses the write, and the key is reconciled again.
 func (r *peers) carryOut(ctx context.Context, todo placement) error {
-	var errs []error
-	for _, first := range []bool{false, true} {
-		for _, s := range todo.create {
-			if first == isFirst(s) {
-				errs = append(errs, wrapSlice("create", s, r.client.Create(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
-			}
-		}
-		for _, s := range todo.update {
-			if first == isFirst(s) {
-				errs = append(errs, wrapSlice("update", s, r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
-			}
-		}
-		if err := errors.Join(errs...); err != nil {
-			return err
-		}
+	if err := r.write(ctx, todo, func(s *v1alpha1.SMCRPeerSlice) bool { return !isFirst(s) }); err != nil {
+		return err
 	}
+	if err := r.write(ctx, todo, isFirst); err != nil {
+		return err
+	}
+	var errs []error
 	for _, s := range todo.remove {
 		errs = append(errs, wrapSlice("delete", s, client.IgnoreNotFound(r.client.Delete(ctx, s, client.Preconditions{UID: &s.UID}))))
+	}
+	return errors.Join(errs...)
+}
+
+// write creates and updates those slices of a placement for which only is true.
+func (r *peers) write(ctx context.Context, todo placement, only func(*v1alpha1.SMCRPeerSlice) bool) error {
+	var errs []error
+	for _, s := range todo.create {
+		if only(s) {
+			errs = append(errs, wrapSlice("create", s, r.client.Create(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
+		}
+	}
+	for _, s := range todo.update {
+		if only(s) {
+			errs = append(errs, wrapSlice("update", s, r.client.Update(ctx, s, client.FieldOwner(v1alpha1.ManagerController))))
+		}
 	}
 	return errors.Join(errs...)
 }
