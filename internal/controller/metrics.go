@@ -58,23 +58,36 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements [prometheus.Collector].
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+	set := func(d *prometheus.Desc, v int, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
 	r := m.reader.Load()
 	if r == nil {
-		gauge(m.leader, 0)
+		set(m.leader, 0)
 		return
 	}
-	gauge(m.leader, 1)
+	set(m.leader, 1)
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	if err := m.count(ctx, *r, gauge); err != nil {
+	if err := m.count(ctx, *r, set); err != nil {
 		m.log.Warn("objects not counted; the metrics of this scrape are incomplete", "err", err)
 	}
 }
 
-func (m *metrics) count(ctx context.Context, r client.Reader, gauge func(*prometheus.Desc, int, ...string)) error {
+// A gauge gives one of the metrics a value.
+type gauge func(d *prometheus.Desc, v int, labels ...string)
+
+// count counts the objects of each kind, up to the first error.
+func (m *metrics) count(ctx context.Context, r client.Reader, set gauge) error {
+	for _, count := range []func(context.Context, client.Reader, gauge) error{m.countPolicies, m.countLinks, m.countNodes, m.countPods} {
+		if err := count(ctx, r, set); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *metrics) countPolicies(ctx context.Context, r client.Reader, set gauge) error {
 	var policies v1alpha1.SMCRPolicyList
 	if err := r.List(ctx, &policies); err != nil {
 		return err
@@ -84,9 +97,12 @@ func (m *metrics) count(ctx context.Context, r client.Reader, gauge func(*promet
 		ready[conditionStatus(policies.Items[i].Status.Conditions, v1alpha1.ConditionReady)]++
 	}
 	for status, n := range ready {
-		gauge(m.policies, n, string(status))
+		set(m.policies, n, string(status))
 	}
+	return nil
+}
 
+func (m *metrics) countLinks(ctx context.Context, r client.Reader, set gauge) error {
 	var links v1alpha1.SMCRLinkList
 	if err := r.List(ctx, &links); err != nil {
 		return err
@@ -100,9 +116,12 @@ func (m *metrics) count(ctx context.Context, r client.Reader, gauge func(*promet
 		kinds[linkKind{links.Items[i].Status.State, links.Items[i].Status.Redundancy}]++
 	}
 	for k, n := range kinds {
-		gauge(m.links, n, string(k.state), string(k.redundancy))
+		set(m.links, n, string(k.state), string(k.redundancy))
 	}
+	return nil
+}
 
+func (m *metrics) countNodes(ctx context.Context, r client.Reader, set gauge) error {
 	var nodes v1alpha1.SMCRNodeList
 	if err := r.List(ctx, &nodes); err != nil {
 		return err
@@ -117,12 +136,12 @@ func (m *metrics) count(ctx context.Context, r client.Reader, gauge func(*promet
 		states[[2]string{alive, string(conditionStatus(c, v1alpha1.ConditionAccelerating))}]++
 	}
 	for s, n := range states {
-		gauge(m.nodes, n, s[0], s[1])
+		set(m.nodes, n, s[0], s[1])
 	}
-	return m.countPods(ctx, r, gauge)
+	return nil
 }
 
-func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*prometheus.Desc, int, ...string)) error {
+func (m *metrics) countPods(ctx context.Context, r client.Reader, set gauge) error {
 	var namespaces corev1.NamespaceList
 	if err := r.List(ctx, &namespaces); err != nil {
 		return err
@@ -140,7 +159,7 @@ func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*pr
 		pod := &pods.Items[i]
 		enabled, _ := v1alpha1.OptIn(pod.Annotations, annotations[pod.Namespace])
 		enabled = enabled || claimed(pod)
-		if pod.Spec.HostNetwork { // its agent has decided
+		if pod.Spec.HostNetwork { // whether policies opt it in, its agent says by the status
 			enabled = asks(pod) && pod.Annotations[v1alpha1.AnnotationStatus] != ""
 		}
 		if !enabled || !runs(pod) {
@@ -150,7 +169,7 @@ func (m *metrics) countPods(ctx context.Context, r client.Reader, gauge func(*pr
 		n[[2]string{status, counted(reason)}]++
 	}
 	for k, c := range n {
-		gauge(m.pods, c, k[0], k[1])
+		set(m.pods, c, k[0], k[1])
 	}
 	return nil
 }
