@@ -68,10 +68,9 @@ func either[T any](old, now *T) *T {
 // second, and then with growing pauses up to maxRestart, so that work goes on soon after
 // the API server is back.
 func options(passes int) controller.Options {
-	again := true
 	return controller.Options{
 		MaxConcurrentReconciles: passes,
-		SkipNameValidation:      &again, // a later manager of this process has the same names
+		SkipNameValidation:      new(true), // a later manager of this process has the same names
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](coalesce/2, maxRestart),
 	}
 }

@@ -270,13 +270,12 @@ func (b *bin) done(p *v1alpha1.SMCRPolicy, out *placement) {
 }
 
 func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string, truncated int) *v1alpha1.SMCRPeerSlice {
-	yes := true
 	s := &v1alpha1.SMCRPeerSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: p.Name + "-" + strconv.Itoa(number),
 			Labels: map[string]string{v1alpha1.LabelPolicy: p.Name},
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRPolicy", Name: p.Name, UID: p.UID, Controller: &yes,
+				APIVersion: v1alpha1.GroupVersion().String(), Kind: "SMCRPolicy", Name: p.Name, UID: p.UID, Controller: new(true),
 			}},
 		},
 		Policy: p.Name, PolicyGeneration: p.Generation, Addresses: addrs,

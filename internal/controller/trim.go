@@ -35,9 +35,8 @@ const (
 //
 // Reads return the object in the cache, not a copy: nobody may change it.
 func cacheOptions(agents agentPods, daemonSet string) crcache.Options {
-	shared := true
 	return crcache.Options{
-		DefaultUnsafeDisableDeepCopy: &shared,
+		DefaultUnsafeDisableDeepCopy: new(true),
 		DefaultTransform:             crcache.TransformStripManagedFields(),
 		ByObject: map[client.Object]crcache.ByObject{
 			&corev1.Pod{}:          {Transform: trimmer(agents.trimPod)},

@@ -64,9 +64,9 @@ func publish(list []inventory.Device, slots bool) published {
 		case !d.Shared():
 			p.add(name, d, resourceapi.Device{Attributes: attrs})
 		case !slots:
-			yes, one := true, resource.MustParse("1")
+			one := resource.MustParse("1")
 			p.add(name, d, resourceapi.Device{
-				Attributes: attrs, AllowMultipleAllocations: &yes,
+				Attributes: attrs, AllowMultipleAllocations: new(true),
 				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{capacityPods: {
 					Value:         *resource.NewQuantity(MaxSharers, resource.DecimalSI),
 					RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}},

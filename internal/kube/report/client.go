@@ -127,8 +127,7 @@ func (c *client) apply(ctx context.Context, k key, body any) (metav1.ObjectMeta,
 	if err != nil {
 		return metav1.ObjectMeta{}, fmt.Errorf("encode %s: %w", k, err)
 	}
-	force := true
-	options := metav1.PatchOptions{FieldManager: v1alpha1.ManagerAgent, Force: &force}
+	options := metav1.PatchOptions{FieldManager: v1alpha1.ManagerAgent, Force: new(true)}
 	var req *rest.Request
 	switch k.kind {
 	case kindNode:

@@ -89,8 +89,7 @@ func (r *Reporter) lease(owner types.UID, now time.Time) *coordinationv1.Lease {
 // ends its connection, and the next one makes another. Of HTTP/2 all calls share one, which
 // a machine that is gone without a word keeps for 45 s.
 func (c *client) renew(ctx context.Context, lease *coordinationv1.Lease) error {
-	force := true
-	options := metav1.PatchOptions{FieldManager: v1alpha1.ManagerAgent, Force: &force}
+	options := metav1.PatchOptions{FieldManager: v1alpha1.ManagerAgent, Force: new(true)}
 	body, err := json.Marshal(lease)
 	if err == nil {
 		err = c.leases.Patch(types.ApplyPatchType).Namespace(lease.Namespace).Resource(resourceLeases).Name(lease.Name).
