@@ -4,11 +4,24 @@ package v1alpha1
 
 import (
 	"cmp"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
+
+// NodeLabel is the value of [LabelNode] for a node, and what follows [AgentLeasePrefix] in the name
+// of its agent's Lease: the node's name, or its UID if the name is too long for a label. The
+// chart's admission policy computes the same, which it could not do with a hash of the name.
+func NodeLabel(name string, uid types.UID) string {
+	if len(name) <= validation.LabelValueMaxLength {
+		return name
+	}
+	return string(uid)
+}
 
 // CompareRank orders the policies that select one pod: below 0 if a comes
 // before b. The policy with the higher priority comes first; of equal ones the older policy, and
-// of equally old ones the one with the lower name.
+// of equally old ones the policy with the lower name.
 func CompareRank(a, b *SMCRPolicy) int {
 	return cmp.Or(
 		cmp.Compare(b.Spec.Priority, a.Spec.Priority),

@@ -11,9 +11,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -120,14 +118,6 @@ func (l *leases) judge(label string) (v verdict, again time.Duration) {
 		return unproved, max(left, minLeaseCheck)
 	}
 	return renewed, max(left, minLeaseCheck)
-}
-
-// leaseLabel is the label by which the agent of a node has its Lease.
-func leaseLabel(n *corev1.Node) string {
-	if len(n.Name) <= validation.LabelValueMaxLength {
-		return n.Name
-	}
-	return string(n.UID)
 }
 
 // follow returns a handler that notes renewals. Each replica follows the Leases, not only the

@@ -4,12 +4,10 @@ package controller
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 
@@ -104,15 +102,4 @@ func TestLeases_follow(t *testing.T) {
 	expect("the watch missed how the Lease was deleted", "6f1c", noLease, "node-with-a-long-name")
 	h.OnAdd(lease(v1alpha1.AgentLeasePrefix+"b", "", 1), false)
 	expect("a Lease without an owner", "b", unproved, "b")
-}
-
-// TestLeaseLabel: a node's name that is too long for a label is replaced by the node's UID.
-func TestLeaseLabel(t *testing.T) {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", 63), UID: "6f1c"}}
-	if got := leaseLabel(n); got != n.Name {
-		t.Errorf("63 characters: %q", got)
-	}
-	if n.Name += "n"; leaseLabel(n) != "6f1c" {
-		t.Errorf("64 characters: %q", leaseLabel(n))
-	}
 }

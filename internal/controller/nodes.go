@@ -186,7 +186,7 @@ func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod
 	}
 	v := noLease
 	if r.leases != nil {
-		v, again = r.leases.judge(leaseLabel(node))
+		v, again = r.leases.judge(v1alpha1.NodeLabel(node.Name, node.UID))
 	}
 	if state, ok := agentState(v, node, pods); ok {
 		r.found(n.Name)

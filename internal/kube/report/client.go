@@ -114,7 +114,7 @@ func (c *client) load(ctx context.Context, node string) (*found, error) {
 		return nil, fmt.Errorf("read SMCRNode %s: %w", node, err)
 	}
 	var list v1alpha1.SMCRLinkList
-	options := metav1.ListOptions{LabelSelector: v1alpha1.LabelNode + "=" + nodeLabel(node, core.UID)}
+	options := metav1.ListOptions{LabelSelector: v1alpha1.LabelNode + "=" + v1alpha1.NodeLabel(node, core.UID)}
 	if err := c.smcr.Get().Resource(resourceSMCRLinks).VersionedParams(&options, c.params).MaxRetries(0).Do(ctx).Into(&list); err != nil {
 		return nil, fmt.Errorf("list the SMCRLinks of node %s: %w", node, err)
 	}

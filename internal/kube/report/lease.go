@@ -71,7 +71,7 @@ func (r *Reporter) renew(ctx context.Context) {
 
 // lease is the Lease as it is renewed now. The node owns it, so that it goes with the node.
 func (r *Reporter) lease(owner types.UID, now time.Time) *coordinationv1.Lease {
-	label := nodeLabel(r.cfg.Node, owner)
+	label := v1alpha1.NodeLabel(r.cfg.Node, owner)
 	namespace, holder, _ := strings.Cut(r.cfg.AgentPod, "/")
 	seconds, at := int32(leaseDuration/time.Second), metav1.NewMicroTime(now)
 	return &coordinationv1.Lease{

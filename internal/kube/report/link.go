@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 	"github.com/smcr-io/kube-smcr/internal/agentapi"
@@ -212,16 +211,6 @@ func linkName(label string, g *agentapi.LinkGroup) string {
 	// The fields have no line breaks.
 	_, _ = fmt.Fprintf(h, "%s\n%s\n%d\n%d\n", g.Pod, g.PeerID, g.ID, g.Opened.UnixNano()) // never fails
 	return label + "-" + hex.EncodeToString(h.Sum(nil)[:4])
-}
-
-// nodeLabel is the label of a node: its name, or its UID if the name is too long for a
-// label. The chart's admission policy computes the same, which it could not do with a
-// hash of the name.
-func nodeLabel(node string, uid types.UID) string {
-	if len(node) <= maxLabelValue {
-		return node
-	}
-	return string(uid)
 }
 
 // podLabel is the name of an agent's pod as a label. If the name is too long for a

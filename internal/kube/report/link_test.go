@@ -118,7 +118,7 @@ func TestNodeLabel(t *testing.T) {
 		{"as long as a name", strings.Repeat("a", 60) + "." + strings.Repeat("b", 192), uid},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := nodeLabel(tt.node, uid); got != tt.want {
+			if got := v1alpha1.NodeLabel(tt.node, uid); got != tt.want {
 				t.Errorf("label %s, want %s", got, tt.want)
 			}
 		})

@@ -150,7 +150,7 @@ func (p *planner) outage(o *pastOutage, now time.Time) {
 func (p *planner) owned(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Name:            name,
-		Labels:          map[string]string{v1alpha1.LabelNode: nodeLabel(p.id.node, p.owner)},
+		Labels:          map[string]string{v1alpha1.LabelNode: v1alpha1.NodeLabel(p.id.node, p.owner)},
 		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.id.node, UID: p.owner}},
 	}
 }
@@ -185,7 +185,7 @@ func (p *planner) inherit(s *Snapshot, now time.Time) {
 }
 
 func (p *planner) planLinks(s *Snapshot, now time.Time) {
-	label := nodeLabel(p.id.node, p.owner)
+	label := v1alpha1.NodeLabel(p.id.node, p.owner)
 	if label == "" {
 		return // the node was not read yet
 	}

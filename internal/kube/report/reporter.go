@@ -133,7 +133,7 @@ func (r *Reporter) Run(ctx context.Context) {
 			poked = false
 		}
 		again, busy := r.act(ctx, now)
-		if label := nodeLabel(r.cfg.Node, r.plan.owner); r.loaded && watching != label {
+		if label := v1alpha1.NodeLabel(r.cfg.Node, r.plan.owner); r.loaded && watching != label {
 			if watching == "" && !r.cfg.LinksOnly {
 				wg.Go(func() { r.renew(ctx) })
 			}
