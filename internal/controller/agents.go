@@ -22,9 +22,9 @@ const (
 )
 
 // agentState returns the condition AgentAlive of a node, by what the agent's Lease says. A
-// Lease says more than pods do: kubelet may have ended, and the agent goes on; the node may
-// have lost its power, and Kubernetes notices 40 s later. ok is false if the Lease does not
-// say whether the agent lives, or not yet.
+// Lease says more than the agent's pod: when only kubelet has ended, the agent goes on, and
+// when the node has lost its power, Kubernetes notices 40 s later. ok is false if the Lease
+// does not say whether the agent lives, or not yet.
 func agentState(v verdict, node *corev1.Node, agents []corev1.Pod) (state metav1.Condition, ok bool) {
 	switch v {
 	case renewed:

@@ -68,9 +68,9 @@ func aggregate(v *namespaceView, now metav1.Time) map[string]v1alpha1.SMCRPolicy
 	return out
 }
 
-// countPods counts each pod for each policy that selects it, of those in their node's network
-// the ones that are opted in. It returns the policies of each pod by its name, and their distinct
-// sets.
+// countPods counts each pod for each policy that selects it. A pod in its node's network counts
+// only if it is opted in. countPods returns the policies of each pod by the pod's name, and the
+// different sets of policies that pods have.
 func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*policy, sets [][]*policy) {
 	ofPod = map[string][]*policy{}
 	seen := map[string]bool{}
@@ -105,10 +105,10 @@ func (v *namespaceView) countPods(all map[*policy]*sums) (ofPod map[string][]*po
 	return ofPod, sets
 }
 
-// claimed says whether a pod is opted in by a ResourceClaim. Whether the claim is for an RDMA
-// device the pod's agent knows, not the controller: a pod without the annotation
-// smcr.io/enabled has a status from its agent only if it is opted in by its namespace, or by a
-// claim. A status without a claim is nobody's: it was copied into a template, for example.
+// claimed says whether a pod is opted in by a ResourceClaim. Only the pod's agent knows whether
+// the claim is for an RDMA device. The sign is the status that the agent writes: a pod without
+// the annotation smcr.io/enabled has one only if its namespace, or a claim, opts it in. A
+// status without a claim does not count: it may have been copied into a template, for example.
 func claimed(pod *corev1.Pod) bool {
 	_, says := pod.Annotations[v1alpha1.AnnotationEnabled]
 	claims := len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
@@ -150,9 +150,9 @@ const unknownReason = "UNKNOWN"
 var reasonCode = regexp.MustCompile(`^([A-Z][A-Z0-9_]{0,31}|0x[0-9a-f]{8})$`)
 
 // podStatus reads the annotation that the pod's agent writes. All who may write to the pod may
-// write the annotation, too: of its text only what agents write goes on into statuses, messages
-// and metrics. The API server would refuse a message of 40 KB, and with it the whole status of
-// the policy.
+// write the annotation, too. So podStatus returns only texts that an agent can have written, and
+// only these get into statuses, messages and metrics: with a text of 40 KB, for example, the API
+// server would refuse the whole status of the policy.
 func podStatus(pod *corev1.Pod) (word, reason string) {
 	word, reason, _ = strings.Cut(strings.TrimSuffix(pod.Annotations[v1alpha1.AnnotationStatus], v1alpha1.PodStatusOlder), ":")
 	switch word {
@@ -301,7 +301,7 @@ func plural[N int | int32](n N, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// some lists names, the first few of them.
+// some lists the first few names, and says how many more there are.
 func some(names map[string]bool) string {
 	list := slices.Sorted(maps.Keys(names))
 	if more := len(list) - maxNames; more > 0 {

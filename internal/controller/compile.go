@@ -29,9 +29,9 @@ type peerSelector struct {
 	pods       labels.Selector
 }
 
-// compile reads the selectors of a policy and checks what agents check: they do not use a
-// policy with an error either. The API server refuses most mistakes, but not in an object that was
-// stored under an older CRD.
+// compile reads the selectors of a policy, and checks it for the mistakes for which agents do
+// not use it either. The API server refuses most of these, but not in an object that was stored
+// under an older CRD.
 func compile(obj *v1alpha1.SMCRPolicy) *policy {
 	p := &policy{obj: obj}
 	var errs []error
@@ -105,7 +105,8 @@ func (s peerSelector) inNamespace(own, namespace string, lbls labels.Set) bool {
 	return s.namespaces.Matches(lbls)
 }
 
-// runs says whether the pod counts as one that has connections. One that terminates has the old ones only.
+// runs says whether the pod counts as one that makes connections. A pod that terminates only
+// has old ones.
 func runs(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp.IsZero()
 }
@@ -113,9 +114,12 @@ func runs(pod *corev1.Pod) bool {
 // carries says whether the pod runs in a network of its own.
 func carries(pod *corev1.Pod) bool { return runs(pod) && !pod.Spec.HostNetwork }
 
-// hasAddresses says whether the pod's programs may use its addresses, and so have connections. That is so during a pod's grace, too: kubelet
-// sets a final phase, or lets the object go, when the programs have ended. If the node is gone, the object stays, and nobody
-// else gets the addresses. A pod is Pending until its init containers have ended, which may connect, and its sidecars serve meanwhile.
+// hasAddresses says whether the pod's programs may use its addresses, and so have connections:
+//
+//	Pending with addresses   init containers may connect, and sidecars serve
+//	Running, terminating     the programs run on until the end of the pod's grace period; then
+//	                         kubelet sets a final phase, or the object goes
+//	Running, node gone       the object stays, and nobody else gets the addresses
 func hasAddresses(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodRunning || pod.Status.Phase == corev1.PodPending && len(pod.Status.PodIPs) > 0
 }
@@ -123,7 +127,8 @@ func hasAddresses(pod *corev1.Pod) bool {
 // canBePeer says whether the pod's addresses are in use and stand for the pod alone.
 func canBePeer(pod *corev1.Pod) bool { return hasAddresses(pod) && !pod.Spec.HostNetwork }
 
-// mayCarry says whether the pod can use SMC-R at all: it carries, or asks for that in its node's network, or did so.
+// mayCarry says whether the pod can use SMC-R at all: it has a network of its own, or it is in
+// its node's network and asks for SMC-R there, or did so before, as its status shows.
 func mayCarry(pod *corev1.Pod) bool {
 	return carries(pod) || runs(pod) && (asks(pod) || pod.Annotations[v1alpha1.AnnotationStatus] != "")
 }
@@ -131,8 +136,9 @@ func mayCarry(pod *corev1.Pod) bool {
 // asks says whether the pod's own annotation opts it in.
 func asks(pod *corev1.Pod) bool { return pod.Annotations[v1alpha1.AnnotationEnabled] == "true" }
 
-// hostOptedIn says whether a pod in its node's network is opted in: by its own annotation, and only if the policies that select
-// it, in the order of their rank, put it on the kernel's datapath. The agents decide so, too.
+// hostOptedIn says whether a pod in its node's network is opted in: its own annotation has to say
+// so, and the policies that select it, given in the order of their rank, have to put it on the
+// kernel's datapath. The agents decide in the same way.
 func hostOptedIn(pod *corev1.Pod, ranked []*policy) bool {
 	if !asks(pod) || len(ranked) == 0 || !wantsKernel(&ranked[0].obj.Spec) {
 		return false

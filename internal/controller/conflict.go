@@ -129,8 +129,9 @@ func portsIntersect(a, b []v1alpha1.PolicyPort) bool {
 	return false
 }
 
-// mayShareAPeer says whether an address may be a peer of both. It says yes where it cannot know: of selectors and the
-// agents' default peers, and where only several networks of except together leave nothing.
+// mayShareAPeer says whether an address may be a peer of both. The answer is yes where it is not
+// known: if one has selectors or the agents' default peers, and if no single network of except,
+// but several together, contain all that both have in common.
 func mayShareAPeer(a, b *v1alpha1.PolicyPeers) bool {
 	if a == nil || b == nil || len(a.CIDRs) == 0 || len(b.CIDRs) == 0 || len(a.Selectors) > 0 || len(b.Selectors) > 0 {
 		return true
@@ -154,7 +155,8 @@ func mayShareAPeer(a, b *v1alpha1.PolicyPeers) bool {
 	return false
 }
 
-// prefixes are the networks of a policy without a mistake, see compile.
+// prefixes are the networks of a list, without those that cannot be parsed. compile has reported
+// these, and a policy with a mistake selects no pods.
 func prefixes(cidrs []v1alpha1.CIDR) []netip.Prefix {
 	var out []netip.Prefix
 	for _, c := range cidrs {

@@ -9,14 +9,14 @@
 //     namespace from its pods, their smcr.io/status, and their SMCRLinks.
 //   - peers (key: a policy) writes the SMCRPeerSlices of a policy: the addresses
 //     that its peer selectors select.
-//   - nodes (key: a node) writes into an SMCRNode whether its agent is alive. If it is
-//     gone, or the node never had one, nodes says so to the pods of the node, in the agent's
-//     place, and deletes its SMCRLinks; when the agents' DaemonSet goes, nothing says so any
-//     more of nodes that are clean. It also deletes the objects of nodes that are gone, and, if configured,
-//     takes the start-up taint off.
+//   - nodes (key: a node) writes into an SMCRNode whether its agent is alive. If the agent
+//     is gone, or the node never had one, nodes writes that into the status of the node's pods,
+//     in the agent's place, and deletes the node's SMCRLinks. When the agents' DaemonSet goes,
+//     nodes takes these statuses off again where no agent left anything behind. It also deletes
+//     the objects of nodes that are gone and, if configured, takes the start-up taint off.
 //   - pairs (key: an SMCRLink) writes into the SMCRLinks of the two sides of a link group
 //     which pod the other side is.
-//   - pod-events (key: an event) passes what agents tell of pods on to these.
+//   - pod-events (key: an event) passes the events of agents about pods on to these pods.
 //   - metrics reads the caches when it is scraped.
 //
 // The decisions are made by pure functions (aggregate, findConflicts, resolvePeers,

@@ -48,7 +48,7 @@ func mark[T client.Object](after time.Duration, keys func(old, now T) []types.Na
 	}
 }
 
-// key is the key of an object without namespace.
+// key is the key of an object without namespace, for handlers that return keys; none for "".
 func key(name string) []types.NamespacedName {
 	if name == "" {
 		return nil

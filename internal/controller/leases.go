@@ -23,10 +23,10 @@ import (
 
 // leases knows which agents renew their Leases. Its methods may be called by any goroutine.
 //
-// It has a clock of its own, which goes only while renewals of any Lease arrive: those of
-// other agents, and of the leading controller, every two seconds. If the API server hangs,
-// or the controller does not reach it, nobody's renewals arrive, the clock stands, and no
-// agent is silent because of that:
+// leases has a clock of its own, which only goes while renewals of any Lease arrive: those of
+// other agents, and that of the leading controller every second. If the API server hangs, or
+// the controller does not reach it, no renewals arrive, the clock stands, and no agent counts
+// as silent because of that:
 //
 //	0 s    agent a, agent b and the leader renew; then the API server hangs
 //	60 s   the API server goes on; the leader renews: the gap is longer than maxLeaseGap,
@@ -36,8 +36,8 @@ import (
 // All Leases come by one watch, in the order of their renewals: a watch that lags behind
 // makes no agent silent, either.
 //
-// All times are of this machine, when it learned of a renewal; those in the Leases are of
-// others, and nobody looks at them.
+// All times are those at which this machine learned of a renewal. The times in the Leases are
+// other machines', and are not used.
 type leases struct {
 	mu     sync.Mutex
 	clock  time.Duration
@@ -48,9 +48,9 @@ type leases struct {
 
 // renewal is what is known of one agent's Lease.
 type renewal struct {
-	at time.Duration // the clock when it was renewed last, or first seen
-	// live says that it was renewed since it was first seen. What a controller that starts
-	// finds may be the Lease of an agent that has been gone for weeks.
+	at time.Duration // the clock when the Lease was renewed last, or first seen
+	// live says that the Lease was renewed since it was first seen. A Lease that a controller
+	// finds when it starts may be that of an agent that has been gone for weeks.
 	live bool
 }
 
@@ -60,10 +60,10 @@ func newLeases() *leases { return &leases{agents: map[string]renewal{}, news: ma
 type verdict uint8
 
 const (
-	noLease  verdict = iota // there is none: an agent of an earlier version
-	unproved                // it was not renewed yet since it was first seen
-	renewed                 // it was renewed not long ago
-	silent                  // it was not renewed for silentAfter
+	noLease  verdict = iota // there is no Lease: an agent of an earlier version
+	unproved                // the Lease was not renewed yet since it was first seen
+	renewed                 // the Lease was renewed not long ago
+	silent                  // the Lease was not renewed for silentAfter
 )
 
 // saw notes that the Lease of the agent with the label was made or renewed; "" is a Lease
@@ -154,8 +154,9 @@ func (l *leases) follow() toolscache.ResourceEventHandler {
 	}
 }
 
-// queue returns a handler that queues the nodes of which there is news. The two handlers of a
-// renewal run in any order: what this one misses it finds with the next renewal of anybody.
+// queue returns a handler that queues the nodes of which there is news. For each renewal, this
+// handler and that of follow run in any order: news that follow notes too late are queued with
+// the next renewal of any Lease.
 func (l *leases) queue() handler.EventHandler {
 	add := func(q queue) {
 		for _, node := range l.takeNews() {
@@ -169,9 +170,9 @@ func (l *leases) queue() handler.EventHandler {
 	}
 }
 
-// agentOf returns by which label an agent has the Lease, "" if it is none of an agent, and
-// the node that the Lease says to be of. The label tells the agent for certain, as the
-// chart's admission policy checks the label. The node is only a hint at which node to look.
+// agentOf returns the label of the agent that has the Lease, "" if it is not the Lease of an
+// agent, and the node that the Lease names. The label is certain, as the chart's admission
+// policy checks it. The node only says which node to look at.
 func agentOf(lease client.Object) (label, node string) {
 	label, ok := strings.CutPrefix(lease.GetName(), v1alpha1.AgentLeasePrefix)
 	if !ok {

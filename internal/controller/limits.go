@@ -13,8 +13,8 @@ const (
 	// the passes, and so the writes, to one per key and second, however often objects change.
 	coalesce = time.Second
 
-	// agentGrace is how long an agent that has no Lease may be away before it is gone:
-	// the restart of a container is not worth a write per link and pod.
+	// agentGrace is how long an agent without a Lease may be away before it counts as gone:
+	// the restart of a container is not worth a write for each link and pod.
 	agentGrace = 3 * time.Second
 
 	// startGrace is how long the first agent of a node may take to become ready before the
@@ -36,9 +36,9 @@ const (
 	renewDeadline = 4 * time.Second
 	retryPeriod   = time.Second
 
-	// maxLeaseGap bounds the time between two renewals that counts: see type leases. The
-	// leader renews its own Lease every second. minLeaseCheck is the least pause before a
-	// node is looked at again.
+	// maxLeaseGap is the longest time between two renewals that the clock of type leases
+	// counts. The leader renews its own Lease every second. minLeaseCheck is the least pause
+	// before a node is looked at again.
 	maxLeaseGap   = 4 * time.Second
 	minLeaseCheck = 200 * time.Millisecond
 
@@ -50,15 +50,16 @@ const (
 	// ones. The metrics have all that agents have names for.
 	maxReasons = 16
 
-	// maxEventAge is how much older than the youngest one an event of an agent about a pod may be
-	// to be passed on by a controller that starts: it does not pass on those of the last hour.
-	// podWait is how long the cache may lack a pod that an agent knows already.
+	// maxEventAge is for a controller that starts, and finds the agents' events of the last
+	// hour: it passes on only those that are at most so much older than the youngest one.
+	// podWait is how long the cache may lack a pod that an agent knows already; the event is
+	// looked at again every podRetry.
 	maxEventAge = 5 * time.Minute
 	podWait     = 10 * time.Second
 	podRetry    = time.Second
 
-	// maxEventName is how much of a pod's name the name of an event has: an object's name
-	// has 253 bytes, and the event's number needs some.
+	// maxEventName is how many bytes of the pod's name are in the name of an event: an object's
+	// name has at most 253 bytes, and the event's number needs some.
 	maxEventName = 200
 
 	// maxInstance is the longest reporting instance that the API server accepts.

@@ -40,7 +40,7 @@ func newMetrics(log *slog.Logger) *metrics {
 	}
 }
 
-// lead sets what to count; nil when the replica stops leading.
+// lead sets the caches whose objects are counted; nil when the replica stops leading.
 func (m *metrics) lead(r client.Reader) {
 	if r == nil {
 		m.reader.Store(nil)

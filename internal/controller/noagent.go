@@ -19,9 +19,10 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// Nodes on which no agent is to run: those that an agent left clean, and those that never had
-// one. While the product is installed their pods are told that they have no agent; the
-// SMCRNode of a node that was left says why. Both end with the DaemonSet:
+// This file is about nodes on which no agent is to run: those that an agent left clean, and
+// those that never had one. While the product is installed, the status of their pods is
+// NO_AGENT, and the SMCRNode of a node that was left says why. When the agents' DaemonSet is
+// deleted, both are taken away:
 //
 //	kubectl smcr leave n1       the agent of n1 leaves, its SMCRNode stays; n2 never had one
 //	late pods of n1, of n2      tellPods: NO_AGENT, until they are opted out
@@ -29,7 +30,7 @@ import (
 //
 // The SMCRNode of a node whose agent is gone without having left it clean stays even then.
 
-// watchInstallation looks at all nodes when the DaemonSet of the agents comes or goes, and at
+// watchInstallation has all nodes reconciled when the DaemonSet of the agents comes or goes, and
 // the nodes of a namespace's pods when the namespace is opted in or out.
 func (r *nodes) watchInstallation(b *ctrl.Builder) *ctrl.Builder {
 	if r.daemonSet != "" {
@@ -51,8 +52,9 @@ func (r *nodes) watchInstallation(b *ctrl.Builder) *ctrl.Builder {
 	return b.Watches(&corev1.Namespace{}, mark(coalesce, r.ofPodsIn))
 }
 
-// ofPodsIn returns the nodes of a namespace's pods when it is opted in or out, and when it is new: its pods may have had
-// their events before it was known, and withoutAgent then let them be.
+// ofPodsIn returns the nodes of a namespace's pods when the namespace is opted in or out, and when
+// it is new. In the latter case, events of its pods may have come before the namespace was in the
+// cache, and withoutAgent has then left the pods' statuses alone.
 func (r *nodes) ofPodsIn(old, now *corev1.Namespace) []types.NamespacedName {
 	if now == nil || old != nil && old.Annotations[v1alpha1.AnnotationEnabled] == now.Annotations[v1alpha1.AnnotationEnabled] {
 		return nil
@@ -90,15 +92,16 @@ func uninstalled(n *v1alpha1.SMCRNode) *metav1.Condition {
 	return nil
 }
 
-// left says whether the agent left a node while the product goes on to be installed, and has
-// ended. An agent that is on its way back has a pod.
+// left says whether the agent left a node on purpose, while the product stays installed on
+// others, and has ended. If an agent is coming back, it has a pod already.
 func left(n *v1alpha1.SMCRNode, agents []corev1.Pod) bool {
 	c := uninstalled(n)
 	return c != nil && c.Reason == v1alpha1.ReasonNodeLeft && len(agents) == 0
 }
 
-// forget takes away what says that a node has no agent: no installation is left of which the
-// node could have an agent. An agent that is still there ends by another event.
+// forget deletes the SMCRNode and takes away the pods' statuses that say that a node has no agent:
+// no installation is left. While an agent still runs, forget does nothing: the end of its pod is
+// an event of its own.
 func (r *nodes) forget(ctx context.Context, n *v1alpha1.SMCRNode, agents []corev1.Pod) (ctrl.Result, error) {
 	if len(agents) > 0 {
 		return ctrl.Result{}, nil
@@ -122,9 +125,9 @@ func (r *nodes) forget(ctx context.Context, n *v1alpha1.SMCRNode, agents []corev
 	return ctrl.Result{}, errors.Join(errs...)
 }
 
-// withoutAgent is the status of a pod that has no agent. A pod may be opted in by a claim, too:
-// whether that is for an RDMA device only its last agent knew. What the pod's kernel carries goes on
-// without the agent, unless that left the node clean.
+// withoutAgent is the status of a pod that has no agent; "" if the pod is not opted in. clean says
+// that the agent left the node clean. Otherwise the kernel still carries the connections of a pod
+// on datapath Kernel, and the status says so.
 func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod, clean bool) (string, error) {
 	was := pod.Annotations[v1alpha1.AnnotationStatus]
 	is := v1alpha1.PodStatusNoAgent
@@ -154,7 +157,7 @@ func (r *nodes) withoutAgent(ctx context.Context, pod *corev1.Pod, clean bool) (
 	return "", nil
 }
 
-// hostOptedIn reads the policies that decide about a pod in its node's network.
+// hostOptedIn is [hostOptedIn] with the policies of the pod's namespace.
 func (r *nodes) hostOptedIn(ctx context.Context, pod *corev1.Pod) (bool, error) {
 	if !asks(pod) {
 		return false, nil

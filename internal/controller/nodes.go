@@ -26,8 +26,8 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// nodes reconciles what an agent writes, SMCRNode, SMCRLinks and the annotation
-// smcr.io/status of pods, with whether the agent is alive and whether the node exists.
+// nodes keeps what the agent of a node wrote true when the agent is not alive any more, or the
+// node is gone: the SMCRNode, the SMCRLinks and the annotation smcr.io/status of pods.
 type nodes struct {
 	client   client.Client
 	live     client.Reader // reads from the API server, not from the cache
@@ -39,8 +39,8 @@ type nodes struct {
 	daemonSet string
 
 	mu sync.Mutex
-	// missing is since when the agent of a node is away, for nodes whose SMCRNode does not
-	// say so yet, or that have none.
+	// missing is since when the agent of a node is away, for nodes whose SMCRNode does not say
+	// that yet, and for nodes without an SMCRNode.
 	missing map[string]time.Time
 }
 
@@ -79,9 +79,9 @@ func (r *nodes) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// ofAgent returns the nodes of which an event of a pod says whether they have an agent that is
-// ready. One event may be of two pods with one name, of which the watch missed the end of the
-// first and the beginning of the second.
+// ofAgent returns the nodes to look at after an event of a pod: those where an agent's pod came,
+// went, or changed whether it is ready. If a watch missed that a pod was deleted and another one
+// made under its name, one event is of both pods, and they may be on different nodes.
 func (r *nodes) ofAgent(old, now *corev1.Pod) (out []types.NamespacedName) {
 	was, is := old != nil && r.agents.contain(old), now != nil && r.agents.contain(now)
 	if was && is && old.UID == now.UID && podReady(old) == podReady(now) && old.Spec.NodeName == now.Spec.NodeName {
@@ -106,8 +106,8 @@ func readiness(n *corev1.Node) corev1.ConditionStatus {
 	return ""
 }
 
-// sameNode says whether a and b are equal in all of a Node that Reconcile depends on. A Node
-// that was made anew has the name of the former one.
+// sameNode says whether a and b are equal in all of a Node that Reconcile depends on. They differ
+// if the Node was deleted and made anew under its name.
 func sameNode(a, b *corev1.Node) bool {
 	return a.UID == b.UID && readiness(a) == readiness(b) && equality.Semantic.DeepEqual(startupTaints(a), startupTaints(b))
 }
@@ -177,8 +177,8 @@ func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return ctrl.Result{RequeueAfter: again}, nil
 }
 
-// state returns the condition AgentAlive of a node, nil if that is to be seen, and when to
-// look again, 0 for at the next event.
+// state returns the condition AgentAlive of a node, nil if it is not known yet, and after which
+// time to look again; 0: at the next event.
 func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod) (state *metav1.Condition, again time.Duration) {
 	if left(n, pods) {
 		r.found(n.Name)
@@ -194,8 +194,9 @@ func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod
 	}
 	byPods := podState(node, pods)
 	if was := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionAgentAlive); v == unproved && was != nil {
-		// What the controller before this one found holds. But an agent with a pod that is ready may have come
-		// back since: its next renewal is waited for, before its links and its pods' statuses are taken for old.
+		// What the former controller found holds until the agent's next renewal. But if it found that the
+		// agent is gone, and the agent's pod is ready, the agent may have come back since: then its new
+		// links and statuses must not be deleted, and nothing is decided before the renewal.
 		if was.Status != metav1.ConditionTrue && byPods.Status == metav1.ConditionTrue {
 			return nil, again
 		}
@@ -207,8 +208,8 @@ func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod
 	return &byPods, again
 }
 
-// grace is how long to wait before an agent without a Lease counts as away: one that was
-// there, or that is about to come to a node for the first time.
+// grace is how much longer to wait before an agent without a Lease counts as gone: agentGrace for
+// an agent that was there, startGrace for the first agent of a node.
 func (r *nodes) grace(n *v1alpha1.SMCRNode, state metav1.Condition) time.Duration {
 	if state.Status == metav1.ConditionTrue || agentMissing(n) {
 		r.found(n.Name)
@@ -227,22 +228,22 @@ func (r *nodes) grace(n *v1alpha1.SMCRNode, state metav1.Condition) time.Duratio
 	return agentGrace - time.Since(since)
 }
 
-// found notes that it is known whether the agent of a node is away.
+// found notes that it is known whether the agent of a node is there: nobody waits for it any more.
 func (r *nodes) found(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.missing, node)
 }
 
-// writeState writes the condition AgentAlive into the SMCRNode, and, if the agent is gone,
-// those that only an agent can know, which are Unknown then:
+// writeState writes the condition AgentAlive into the SMCRNode. While the agent is gone, it also
+// sets the conditions to Unknown that only an agent can know:
 //
 //	the agent ends     AgentAlive is False; Ready, Accelerating, DevicesHealthy, MetricsServed are Unknown, AgentGone
 //	the agent is back  AgentAlive is True; the agent writes the others again
 //	the agent leaves   the agent has written the others; AgentAlive is False
 //
-// Between the two the controller keeps its fields of the others: without them the object
-// would have conditions without a status.
+// Until an agent that is back has written its conditions, the controller keeps its own fields of
+// them: without these fields the object would have conditions without a status.
 func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state metav1.Condition) error {
 	if n.UID == "" {
 		return nil
@@ -281,7 +282,9 @@ func (r *nodes) writeState(ctx context.Context, n *v1alpha1.SMCRNode, state meta
 	return nil
 }
 
-// ofAgentGone are the conditions of the agent that the controller has fields of when AgentAlive is state.
+// ofAgentGone are the agent's conditions that the controller writes together with state, which is
+// AgentAlive: Unknown while the agent is gone, and, when it is back, those that it has not written
+// again yet.
 func ofAgentGone(n *v1alpha1.SMCRNode, state metav1.Condition) (out []metav1.Condition) {
 	if uninstalled(n) != nil {
 		return nil
@@ -299,8 +302,8 @@ func ofAgentGone(n *v1alpha1.SMCRNode, state metav1.Condition) (out []metav1.Con
 	return out
 }
 
-// servesNoMore says whether an agent that is back is to serve no metrics, as the former one did: it has written its other
-// conditions, and MetricsServed is the controller's still.
+// servesNoMore says whether an agent that is back serves no metrics, while the former one did: it
+// has written its other conditions, but not MetricsServed, which is still the controller's.
 func servesNoMore(n *v1alpha1.SMCRNode) bool {
 	ready, metrics := meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionReady), meta.FindStatusCondition(n.Status.Conditions, v1alpha1.ConditionMetricsServed)
 	return ready != nil && ready.Reason != v1alpha1.ReasonAgentGone && metrics != nil && metrics.Reason == v1alpha1.ReasonAgentGone
@@ -322,10 +325,10 @@ func (r *nodes) removeLinks(ctx context.Context, node string) (n int, err error)
 	return len(links.Items), errors.Join(errs...)
 }
 
-// tellPods writes into the annotation smcr.io/status of the opted-in pods of a node that
-// they have no agent; clean says that the last one left the node so. It writes as the field manager of agents, so that an agent that is back
-// can take the annotation away, too, and leaves pods alone that changed since they were
-// read. n is how many it wrote to.
+// tellPods writes into the annotation smcr.io/status of the opted-in pods of a node that they have
+// no agent; clean says that the last agent left the node clean. It writes as the field manager of
+// agents, so that an agent that is back can also take the annotation away, and leaves pods alone
+// that changed since they were read. n is how many pods were told.
 func (r *nodes) tellPods(ctx context.Context, node string, clean bool) (n int, err error) {
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.MatchingFields{indexPodNode: node}); err != nil {
@@ -350,8 +353,9 @@ func (r *nodes) tellPods(ctx context.Context, node string, clean bool) (n int, e
 	return n, errors.Join(errs...)
 }
 
-// apply writes fields of the status of an SMCRNode that has not changed since it was read; the error is
-// a conflict if it has. An agent that came back may just have written the conditions itself:
+// apply writes fields of the status of an SMCRNode. If the SMCRNode has changed since it was read,
+// the error is a conflict, because an agent that came back may just have written the conditions
+// itself:
 //
 //	the controller reads the SMCRNode   Ready is Unknown, AgentGone
 //	the agent is back and writes        Ready is True

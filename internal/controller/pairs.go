@@ -41,8 +41,8 @@ func (r *pairs) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// sameForPairs says whether two states are of one SMCRLink, and equal in all that its pair depends on. One that was made
-// anew has no pod of its peer.
+// sameForPairs says whether two states are of one SMCRLink, and equal in all that the peer's pod
+// depends on. An SMCRLink that was deleted and made anew has lost its peer's pod.
 func sameForPairs(old, now *v1alpha1.SMCRLink) bool {
 	return old.UID == now.UID && old.Status.Pod == now.Status.Pod && old.Status.Peer == now.Status.Peer &&
 		equality.Semantic.DeepEqual(old.Status.Links, now.Status.Links)

@@ -26,7 +26,8 @@ type peerView struct {
 
 // resolvePeers returns the addresses that the peer selectors of p select, sorted: those of
 // the pods that they select, and the cluster addresses of the Services all of whose pods
-// they select. Pods that terminate are pods like others until they have ended: their connections live, and new ones may be made.
+// they select. Pods that terminate count until they have ended: they have connections, and may
+// make new ones.
 func resolvePeers(p *policy, v peerView) ([]netip.Addr, error) {
 	found := map[netip.Addr]bool{}
 	for i := range v.namespaces {
@@ -128,8 +129,8 @@ type placement struct {
 	truncated              int // addresses that no slice has room for; the first slice says so, see annotationLeftOut
 }
 
-// annotationLeftOut on the first slice of a policy is how many of its peers' addresses no slice has room for. By it the
-// policy's status knows.
+// annotationLeftOut on the first slice of a policy is how many of its peers' addresses no slice
+// has room for. The reconciler of statuses reads it there.
 const annotationLeftOut = v1alpha1.Group + "/addresses-left-out"
 
 func leftOut(s *v1alpha1.SMCRPeerSlice) int {
@@ -206,8 +207,9 @@ type bin struct {
 	emptied bool
 }
 
-// sortedBins are the slices that there are. Those of a former policy of the name are written,
-// too: the garbage collector deletes what belongs to nobody else.
+// sortedBins are the slices that exist, as bins. A slice counts as changed, so that it is written
+// again, if something other than its addresses is not as wanted: for example, if its owner is a
+// former policy of the same name, the garbage collector would delete it.
 func sortedBins(p *v1alpha1.SMCRPolicy, have []v1alpha1.SMCRPeerSlice, truncated int) []*bin {
 	var bins []*bin
 	for i := range have {
@@ -255,7 +257,7 @@ func emptySmallBins(bins []*bin, missing map[string]bool) {
 	}
 }
 
-// done adds the slice to what out writes or deletes, if it changed.
+// done adds the slice to the placement, if it is to be made, written or deleted.
 func (b *bin) done(p *v1alpha1.SMCRPolicy, out *placement) {
 	switch {
 	case b.old == nil:
@@ -286,8 +288,9 @@ func newSlice(p *v1alpha1.SMCRPolicy, number int, addrs []string, truncated int)
 	return s
 }
 
-// isSliceOf tells whether a slice of a policy's namespace is the policy's: it has the label, or a name that
-// only a slice of that policy can have. The controller could not make another one with that name.
+// isSliceOf tells whether a slice in a policy's namespace is the policy's: it has the policy's
+// label, or, if somebody took that off, a name that only slices of this policy have. The latter
+// has to be repaired, as the controller cannot make another slice of the same name.
 func isSliceOf(policy string, s *v1alpha1.SMCRPeerSlice) bool {
 	return s.Labels[v1alpha1.LabelPolicy] == policy || sliceNumber(policy, s.Name) < maxPeerSlices
 }

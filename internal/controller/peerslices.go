@@ -54,8 +54,8 @@ func (r *peers) setUp(mgr ctrl.Manager) error {
 		Complete(r)
 }
 
-// ownersOf returns the keys of the policies that a slice is of, and was of: whoever changes a slice may change what it
-// says of that, too.
+// ownersOf returns the keys of the policies that a slice belongs to, and belonged to before the
+// event: whoever changes a slice may also change the name of its policy.
 func ownersOf(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
 	var out []types.NamespacedName
 	for _, s := range []*v1alpha1.SMCRPeerSlice{old, now} {
@@ -71,8 +71,9 @@ func ownersOf(old, now *v1alpha1.SMCRPeerSlice) []types.NamespacedName {
 	return out
 }
 
-// lookingAtChanged returns the keys of the policies whose peers an event of a namespace may change. Pods of one that is new, or
-// gone, may have had their events before it was known, or after it was forgotten, see lookingAt.
+// lookingAtChanged returns the keys of the policies whose peers an event of a namespace may change.
+// An event of a pod leads to no policy while its namespace is not in the cache (see lookingAt): so
+// a namespace that comes or goes leads to all policies that may have peers in it.
 func (r *peers) lookingAtChanged(old, now *corev1.Namespace) []types.NamespacedName {
 	if old != nil && now != nil && maps.Equal(old.Labels, now.Labels) {
 		return nil
@@ -114,7 +115,7 @@ func (r *peers) lookingAt(namespace string) []types.NamespacedName {
 	}
 	var ns corev1.Namespace
 	if err := r.client.Get(context.Background(), types.NamespacedName{Name: namespace}, &ns); err != nil {
-		return nil // the namespace is gone, or is not known yet: its own event leads to the policies, see lookingAtChanged
+		return nil // gone, or not known yet: the event of the namespace leads to the policies, see lookingAtChanged
 	}
 	return r.lookingWith(namespace, ns.Labels)
 }

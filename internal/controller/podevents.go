@@ -34,7 +34,7 @@ type podEvents struct {
 	log    *slog.Logger
 
 	mu sync.Mutex // guards what is below
-	// newest is when the API server made the youngest event of the first list.
+	// newest is the creation time of the youngest event in the first list.
 	newest time.Time
 	// pending are the events that Reconcile is not done with.
 	pending map[types.NamespacedName]arrival
@@ -71,8 +71,8 @@ func (r *podEvents) arrived(said *corev1.Event, listed bool) types.NamespacedNam
 	return k
 }
 
-// old says whether an event is of long before this controller began. Times of the API server are
-// compared with each other, never with the time of this machine.
+// old says whether an event was made long before this controller began. It compares times of the
+// API server with each other, never with the time of this machine.
 func (r *podEvents) old(said *corev1.Event) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,7 +91,7 @@ func (r *podEvents) waits(event types.NamespacedName) time.Duration {
 	return time.Since(a.waits)
 }
 
-// Reconcile passes one event on, and forgets it unless it is to come again.
+// Reconcile passes one event on, and forgets it unless that is to be tried again.
 func (r *podEvents) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

@@ -29,9 +29,10 @@ type policies struct {
 	recorder events.EventRecorder
 }
 
-// samePolicy reports whether two states are of one policy, want the same, and have the same status. After a watch broke, one event
-// may tell of a policy that was deleted and made anew under its name. A status may be somebody else's, or one that this controller
-// wrote before it last computed it:
+// samePolicy reports whether two states are of one policy, want the same, and have the same
+// status. They may be of two policies: after a watch broke, one event may tell of a policy that
+// was deleted and made anew under its name. A status that differs may be somebody else's, or it
+// is one that this controller wrote, and that is out of date by now:
 //
 //	a pod changes        the controller computes and writes the status B; its cache has A still
 //	it changes back      the controller computes A, as its cache has, and writes nothing
@@ -108,7 +109,7 @@ func hasOneRNIC(n *v1alpha1.SMCRNode) bool {
 	return all == "0" || all == "1"
 }
 
-// namespacesOn returns the namespaces of the pods of a node.
+// namespacesOn returns the keys of the namespaces that have pods on a node.
 func (r *policies) namespacesOn(node string) []types.NamespacedName {
 	var pods corev1.PodList
 	if err := r.client.List(context.Background(), &pods, client.MatchingFields{indexPodNode: node}); err != nil {

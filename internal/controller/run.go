@@ -40,15 +40,14 @@ type Config struct {
 	Namespace string
 	// AgentSelector selects the pods of the node agent in Namespace.
 	AgentSelector string
-	// DaemonSet is the name of the agents' DaemonSet in Namespace; "": those that
-	// AgentSelector selects. While the cluster has an older one of another installation, with
-	// agents, the controller does nothing, and says so. While the DaemonSet is there the pods
-	// of nodes that never had an agent are told so; when it goes, nothing says any more that a
-	// node has none.
+	// DaemonSet is the name of the agents' DaemonSet in Namespace; "": all that AgentSelector
+	// selects. While the cluster has an older DaemonSet, of another installation, with agents,
+	// the controller does nothing, and says so. While the DaemonSet is there, pods on nodes
+	// without an agent have the status NO_AGENT.
 	DaemonSet string
 	// LeaderElect makes only one of several replicas work, the leader. The renewals of the
-	// leader's Lease also tell a controller that the API server works, and only so it can
-	// notice by their Leases that agents are gone. Without LeaderElect it goes by pods.
+	// leader's own Lease also show that the API server works, without which the Leases of
+	// agents say nothing. So without LeaderElect the controller goes by the agents' pods.
 	LeaderElect bool
 	// LeaseDuration, RenewDeadline and RetryPeriod are of the leader election;
 	// 0 means leaseDuration, renewDeadline and retryPeriod.
@@ -124,8 +123,8 @@ func Run(ctx context.Context, api *rest.Config, c Config) error {
 	}
 }
 
-// paced is the connection with apiQPS and apiBurst, unless it has a rate of its own. The
-// default of the client library is 5 a second.
+// paced is api with the rate apiQPS and apiBurst, unless it has one. The default of the client
+// library is 5 requests a second.
 func paced(api *rest.Config) *rest.Config {
 	api = rest.CopyConfig(api)
 	if api.QPS == 0 {

@@ -21,9 +21,9 @@ import (
 // reasonSecond is the reason of the event of a release that is not the first.
 const reasonSecond = "SecondInstallation"
 
-// An installation is where an add-on is installed: the namespace of its agents, and the
-// name of their DaemonSet. Without a name all DaemonSets in the namespace that selector
-// selects are its.
+// An installation is where an add-on is installed: the namespace of its agents, and the name of
+// their DaemonSet. Without a name, all DaemonSets in the namespace that selector selects belong
+// to it.
 type installation struct {
 	namespace, daemonSet string
 	selector             labels.Selector
@@ -40,10 +40,10 @@ func (i installation) hasAgent(pod string) bool {
 	return !ok || namespace == i.namespace && (i.daemonSet == "" || strings.HasPrefix(name, i.daemonSet+"-"))
 }
 
-// other returns the DaemonSet of an installation that was in the cluster before this one, or
-// has agents while this one has none, and the DaemonSet of this one, if there are such. Two
-// installations would write the same objects, and their agents take the same nodes over from
-// each other.
+// other returns two DaemonSets, nil where there is none: that of another installation which is
+// older than this one, or has agents while this one has none; and that of this installation. Two
+// installations would write the same objects, and their agents would take the nodes over from
+// each other again and again.
 func (i installation) other(ctx context.Context, c client.Reader) (other, own *appsv1.DaemonSet, err error) {
 	all, err := labels.Parse(DefaultAgentSelector)
 	if err != nil {
@@ -83,10 +83,10 @@ func (i installation) other(ctx context.Context, c client.Reader) (other, own *a
 	return other, own, nil
 }
 
-// haveAgents returns the UIDs of the DaemonSets that have agents. Labels are anybody's, and so is
-// every field of a DaemonSet, whose status counts pods that it adopted, too: whoever may make
-// one would switch the controllers off. Agents are in the node's network, where Pod Security
-// lets only administrators have pods.
+// haveAgents returns the UIDs of the DaemonSets that have agents. Only pods in their node's network
+// count, which Pod Security allows only administrators to make. Otherwise everybody who may make a
+// DaemonSet could switch the controllers off: labels can be anybody's, and the status of a
+// DaemonSet also counts pods that it adopted.
 func haveAgents(ctx context.Context, c client.Reader, selector labels.Selector) (map[types.UID]bool, error) {
 	var pods corev1.PodList
 	if err := c.List(ctx, &pods, client.MatchingLabelsSelector{Selector: selector}); err != nil {

@@ -50,8 +50,8 @@ const reasonNotClean = "SMCRNotClean"
 
 // UninstallConfig is the configuration of Uninstall.
 type UninstallConfig struct {
-	// Namespace is where the add-on is installed, DaemonSet the name of its agents';
-	// "": all agents in Namespace are its.
+	// Namespace is where the add-on is installed, and DaemonSet the name of its agents'
+	// DaemonSet; "": all agents in Namespace belong to it.
 	Namespace, DaemonSet string
 	// Timeout is how long Uninstall waits for the agents.
 	Timeout time.Duration
@@ -62,11 +62,11 @@ type UninstallConfig struct {
 	Log        *slog.Logger
 }
 
-// Uninstall tells all agents of the installation to leave their nodes clean, waits for
-// them, and deletes the objects and annotations that agents and controllers wrote. SMCRPolicies stay, and
-// so does what belongs to nodes that an agent of another installation manages. left are
-// the nodes that are not clean, because no agent answered there in time: an event of each
-// Node says so. They are no error, so that the rest is uninstalled all the same.
+// Uninstall tells all agents of the installation to leave their nodes clean, waits for them, and
+// deletes the objects and annotations that agents and controllers wrote. SMCRPolicies stay, and so
+// does what belongs to nodes that an agent of another installation manages. left are the nodes
+// that are not clean, because no agent answered there in time; an event of each Node says so. That
+// is no error, so that the rest is uninstalled all the same.
 func Uninstall(ctx context.Context, api *rest.Config, c UninstallConfig) (left []string, err error) {
 	scheme, err := NewScheme()
 	if err != nil {
@@ -141,8 +141,8 @@ func (u *uninstall) tellOf(ctx context.Context, left []string) {
 	}
 }
 
-// seizeLease takes the Lease for so long, which makes the controllers stop. It says
-// whether there is a Lease.
+// seizeLease takes the controllers' Lease for the time lasting, which makes the controllers stop.
+// It returns whether there is a Lease.
 func (u *uninstall) seizeLease(ctx context.Context, lasting time.Duration) (bool, error) {
 	holder, seconds := uninstaller, int32(lasting/time.Second)
 	var found bool
@@ -168,9 +168,9 @@ func (u *uninstall) seizeLease(ctx context.Context, lasting time.Duration) (bool
 	return found, nil
 }
 
-// agents tells the agents to leave and waits for them. It returns the nodes whose
-// SMCRNode does not have the condition Uninstalled in the end: after the deadline it looks once
-// more, because agents go on to leave while others are told.
+// agents tells the agents to leave and waits for them. It returns the nodes whose SMCRNode does not
+// have the condition Uninstalled in the end. It looks once more after the deadline, because some
+// agents may still have left while the last ones were told.
 func (u *uninstall) agents(ctx context.Context) (left []string, err error) {
 	deadline := time.Now().Add(u.config.Timeout)
 	for first := true; ; first = false {
@@ -201,9 +201,9 @@ func (u *uninstall) agents(ctx context.Context) (left []string, err error) {
 	}
 }
 
-// unclean are nodes that are not clean yet: those whose agent is to be waited for, and those that
-// are not ready or have no agent, so that nobody there can clean up. untold are the
-// SMCRNodes of both without the annotation that tells agents to uninstall.
+// unclean are nodes that are not clean yet. The agents of waiting are waited for. The nodes of dead
+// are not ready or have no agent, so that nobody there can clean up. untold are the SMCRNodes of
+// both that do not have the annotation that tells agents to uninstall.
 type unclean struct {
 	waiting, dead []string
 	untold        []*v1alpha1.SMCRNode
@@ -248,8 +248,8 @@ func (u *uninstall) look(ctx context.Context) (out unclean, err error) {
 	return out, nil
 }
 
-// tellAgents adds the annotation that tells agents to uninstall, until the deadline. Whoever
-// could not be told is told by the next call; the error is one that no further call mends.
+// tellAgents adds the annotation that tells agents to uninstall, until the deadline. Agents that
+// could not be told are told by the next call. An error means that a further call cannot help.
 func (u *uninstall) tellAgents(ctx context.Context, untold []*v1alpha1.SMCRNode, deadline time.Time) error {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -310,9 +310,9 @@ func (u *uninstall) patience() time.Duration {
 	return u.config.LeaderGone
 }
 
-// cleanPods takes the annotation smcr.io/status off the pods that no agent took it off,
-// because there is none on their node. Pods of nodes that an agent of another installation
-// manages keep it. An annotation that stays does not hold up the uninstallation.
+// cleanPods takes the annotation smcr.io/status off pods that have no agent on their node which
+// would do it. Pods of nodes that an agent of another installation manages keep the annotation.
+// If it cannot be taken off, the uninstallation goes on all the same.
 func (u *uninstall) cleanPods(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, cleanTimeout)
 	defer cancel()

@@ -36,8 +36,10 @@ func writePodStatus(ctx context.Context, c client.Client, pod *corev1.Pod, statu
 	return fmt.Errorf("write the status of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
-// statusOf is the apply configuration for the status of an object, without any other field. It has the object's UID: if the object is gone, the API server
-// refuses it instead of making a new object. With a resource version the API server also refuses it if the object has changed since; "" is any.
+// statusOf is the apply configuration for the status of an object, without any other field. It has
+// the object's UID: if the object is gone, the API server refuses the write instead of making a
+// new object. With a version, which is a resource version, the API server also refuses the write
+// if the object has changed since; "": any.
 func statusOf(kind string, obj client.Object, status any, version string) (runtime.ApplyConfiguration, error) {
 	fields, ok := status.(map[string]any)
 	if !ok {
@@ -55,8 +57,8 @@ func statusOf(kind string, obj client.Object, status any, version string) (runti
 	return client.ApplyConfigurationFromUnstructured(u), nil
 }
 
-// isReplaced tells whether an object was deleted or changed since it was read, or another one made in its place, to which
-// the API server does not give the UID of the former.
+// isReplaced tells whether the API server refused a write because the object was deleted or changed
+// since it was read, or deleted and made anew, with another UID.
 func isReplaced(err error) bool {
 	cause, ok := apierrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid)
 	return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ok && cause.Field == "metadata.uid"
