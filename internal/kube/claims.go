@@ -38,20 +38,9 @@ func (c *cluster) newDriver(base *config.Node) error {
 
 // driveClaims runs the DRA driver until ctx ends, or the product is uninstalled.
 func (c *cluster) driveClaims(ctx context.Context) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-ctx.Done():
-		case <-c.source.Uninstall():
-			cancel()
-		}
-	}()
-	c.dra.Run(ctx)
-	cancel()
-	<-done
+	until, stop := c.untilUninstall(ctx)
+	defer stop()
+	c.dra.Run(until)
 }
 
 // followClaims makes the configuration anew when a pod gets or loses a claimed device,

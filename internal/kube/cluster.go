@@ -303,17 +303,8 @@ func (c *cluster) manage(life context.Context, d duty) {
 func (c *cluster) keepPlugin(ctx context.Context) {
 	c.plugin.Lock()
 	defer c.plugin.Unlock()
-	until, stop := context.WithCancel(ctx)
+	until, stop := c.untilUninstall(ctx)
 	defer stop()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-until.Done():
-		case <-c.source.Uninstall():
-			stop()
-		}
-	}()
 	select {
 	case <-c.source.Uninstall():
 	default:
@@ -322,8 +313,24 @@ func (c *cluster) keepPlugin(ctx context.Context) {
 			c.startAgain()
 		}
 	}
-	stop()
-	<-done
+}
+
+// untilUninstall returns a context that ends with ctx, or when the product is to be uninstalled
+// from the node. The caller calls stop in the end.
+func (c *cluster) untilUninstall(ctx context.Context) (until context.Context, stop func()) {
+	until, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		select {
+		case <-until.Done():
+		case <-c.source.Uninstall():
+			cancel()
+		}
+	})
+	return until, func() {
+		cancel()
+		watching.Wait()
+	}
 }
 
 // uninstallPlugin takes the CNI plugin off the node: no new records.
