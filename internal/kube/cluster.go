@@ -238,7 +238,7 @@ func (c *cluster) run(ctx context.Context) error {
 	c.mu.Unlock()
 	select {
 	case <-e.departed:
-		c.depart(life)
+		c.reportDeparture(life)
 		return err
 	default:
 	}

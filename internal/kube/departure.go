@@ -46,38 +46,44 @@ func (c *cluster) departure(ctx context.Context) departure {
 	}
 	ctx, cancel := context.WithTimeout(ctx, departureWait)
 	defer cancel()
+	d, err := c.askDeparture(ctx)
+	if err != nil {
+		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
+	}
+	return d
+}
+
+// askDeparture asks the API server for the departure. The error says that it is not known.
+func (c *cluster) askDeparture(ctx context.Context) (departure, error) {
 	ds, err := c.daemonSet(ctx)
 	switch {
 	case apierrors.IsNotFound(err), err == nil && ds.DeletionTimestamp != nil:
-		return departure{why: "the DaemonSet of the agents is deleted"}
+		return departure{why: "the DaemonSet of the agents is deleted"}, nil
 	case apierrors.IsUnauthorized(err):
-		return unknownAgent
+		return unknownAgent, nil
 	case apierrors.IsForbidden(err):
 		// All objects of the installation are being deleted, and the roles were first. A
 		// role that lacks only this right is a mistake, and no reason to leave.
-		switch _, err := c.coreNode(ctx); {
-		case apierrors.IsForbidden(err):
-			return departure{why: "the agents' rights are deleted"}
-		case apierrors.IsUnauthorized(err):
-			return unknownAgent
+		switch _, nerr := c.coreNode(ctx); {
+		case apierrors.IsForbidden(nerr):
+			return departure{why: "the agents' rights are deleted"}, nil
+		case apierrors.IsUnauthorized(nerr):
+			return unknownAgent, nil
 		}
-		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
-		return departure{}
+		return departure{}, err
 	case err != nil:
-		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
-		return departure{}
+		return departure{}, err
 	}
 	node, err := c.coreNode(ctx)
 	switch {
 	case err != nil:
-		c.cfg.Log.Warn("not known whether another agent comes to the node", "err", err)
-		return departure{}
+		return departure{}, err
 	case selects(&ds.Spec.Template.Spec, node):
-		return departure{}
+		return departure{}, nil
 	case node.Labels[v1alpha1.LabelLeave] == "true":
-		return departure{why: fmt.Sprintf("the node has the label %s=true", v1alpha1.LabelLeave), deselected: true}
+		return departure{why: fmt.Sprintf("the node has the label %s=true", v1alpha1.LabelLeave), deselected: true}, nil
 	}
-	return departure{why: "the DaemonSet of the agents does not select the node any more", deselected: true}
+	return departure{why: "the DaemonSet of the agents does not select the node any more", deselected: true}, nil
 }
 
 func (c *cluster) daemonSet(ctx context.Context) (*appsv1.DaemonSet, error) {
@@ -185,10 +191,10 @@ func (e *exit) noSuccessor(life context.Context) {
 	}
 }
 
-// depart tells the API server, as far as that still lets it, that the node is clean. If the
-// agents are gone from all nodes it deletes the SMCRNode, since nobody else would; else the
-// controller says of the node what is not said in time.
-func (c *cluster) depart(ctx context.Context) {
+// reportDeparture waits until the reports are written that the node is clean, as far as the API
+// server still allows that. If the agents are gone from all nodes, it then deletes the SMCRNode,
+// since nobody else would. Else the controller writes what the agent could not write in time.
+func (c *cluster) reportDeparture(ctx context.Context) {
 	c.mu.Lock()
 	left := c.report.Left()
 	c.mu.Unlock()
