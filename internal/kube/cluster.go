@@ -210,6 +210,12 @@ func (c *cluster) run(ctx context.Context) error {
 		defer stop()
 		e.awaitEnd(ctx, life)
 	})
+	err := c.cfg.run(running, c.agentConfig(life, node, e))
+	return c.afterRun(ctx, life, e, err)
+}
+
+// agentConfig is the configuration that the agent begins with.
+func (c *cluster) agentConfig(life context.Context, node *config.Node, e *exit) agent.Config {
 	cfg := c.cfg.Agent
 	cfg.Node, cfg.Load, cfg.Reload, cfg.Version, cfg.Log = node, c.source.Load, c.source.Changed(), c.cfg.Version, c.cfg.Log
 	cfg.Observe = func(v agent.View) { c.view.Store(&v) }
@@ -223,7 +229,12 @@ func (c *cluster) run(ctx context.Context) error {
 	}
 	cfg.Leave, cfg.MayBeLast, cfg.NoSuccessor = e.leave, e.mayBeLast.Load, func() { e.noSuccessor(life) }
 	cfg.Stay = true
-	err := c.cfg.run(running, cfg)
+	return cfg
+}
+
+// afterRun tells the cluster about an agent that has left its node, and waits for the end of ctx
+// unless no other agent comes. It returns err, the error of the agent that ended.
+func (c *cluster) afterRun(ctx, life context.Context, e *exit, err error) error {
 	select {
 	case <-e.leave:
 	default:
