@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"iter"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -282,8 +283,7 @@ func (s *Source) Verdicts() []config.Verdict {
 // the API server has them, and the resource versions of all of its pods, by UID of the pod.
 func (s *Source) StatusAnnotations() (annotations, versions map[string]string) {
 	annotations, versions = map[string]string{}, map[string]string{}
-	for _, x := range s.informers.pods.GetStore().List() {
-		p := x.(*corev1.Pod) // the store has nothing else
+	for p := range stored[*corev1.Pod](s.informers.pods) {
 		versions[string(p.UID)] = p.ResourceVersion
 		if v, ok := p.Annotations[v1alpha1.AnnotationStatus]; ok {
 			annotations[string(p.UID)] = v
@@ -299,8 +299,7 @@ func (s *Source) Ending(podUID string) bool {
 		return false
 	}
 	var static *corev1.Pod
-	for _, x := range s.informers.pods.GetStore().List() {
-		p := x.(*corev1.Pod) // the store has nothing else
+	for p := range stored[*corev1.Pod](s.informers.pods) {
 		if string(p.UID) == podUID {
 			return ends(p)
 		}
@@ -321,8 +320,7 @@ func (s *Source) Gone(pod config.Pod) bool {
 	if !s.Live() {
 		return false
 	}
-	for _, x := range s.informers.pods.GetStore().List() {
-		p := x.(*corev1.Pod) // the store has nothing else
+	for p := range stored[*corev1.Pod](s.informers.pods) {
 		if p.Namespace == pod.Namespace && p.Name == pod.Name && (pod.UID == "" || string(p.UID) == pod.UID || configHash(p) == pod.UID) {
 			return false
 		}
@@ -330,11 +328,21 @@ func (s *Source) Gone(pod config.Pod) bool {
 	return true
 }
 
+// stored yields the objects in the store of an informer, which are all of one type.
+func stored[T any](i cache.SharedIndexInformer) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for _, x := range i.GetStore().List() {
+			if !yield(x.(T)) {
+				return
+			}
+		}
+	}
+}
+
 // podIPs returns the addresses of the node's pods by their UID.
 func (s *Source) podIPs() map[string][]netip.Addr {
 	out := map[string][]netip.Addr{}
-	for _, x := range s.informers.pods.GetStore().List() {
-		p := x.(*corev1.Pod) // the store has nothing else
+	for p := range stored[*corev1.Pod](s.informers.pods) {
 		for _, ip := range p.Status.PodIPs {
 			if a, err := netip.ParseAddr(ip.IP); err == nil && !p.Spec.HostNetwork {
 				out[string(p.UID)] = append(out[string(p.UID)], a)
@@ -349,8 +357,7 @@ func (s *Source) podIPs() map[string][]netip.Addr {
 // has the name "".
 func (s *Source) peerNodes() map[netip.Addr]string {
 	out := map[netip.Addr]string{}
-	for _, x := range s.informers.nodes.GetStore().List() {
-		n := x.(*v1alpha1.SMCRNode) // the store has nothing else
+	for n := range stored[*v1alpha1.SMCRNode](s.informers.nodes) {
 		add := func(address string) {
 			a, err := netip.ParseAddr(address)
 			if err != nil {
@@ -491,8 +498,7 @@ func (s *Source) noteUnresolved(unresolved []v1alpha1.SMCRPolicy) (news []string
 func (s *Source) objects() config.Objects {
 	var o config.Objects
 	here := map[string]bool{}
-	for _, x := range s.informers.pods.GetStore().List() {
-		p := x.(*corev1.Pod) // the store has nothing else, as below
+	for p := range stored[*corev1.Pod](s.informers.pods) {
 		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 			continue
 		}
@@ -503,20 +509,20 @@ func (s *Source) objects() config.Objects {
 			ConfigHash: configHash(p), Claimed: s.cfg.Claimed != nil && s.cfg.Claimed(string(p.UID)),
 		})
 	}
-	for _, x := range s.informers.namespaces.GetStore().List() {
-		ns := x.(*metav1.PartialObjectMetadata)
+	for ns := range stored[*metav1.PartialObjectMetadata](s.informers.namespaces) {
 		if e := annotation(ns.Annotations, v1alpha1.AnnotationEnabled); e != nil && here[ns.Name] {
 			o.Namespaces = append(o.Namespaces, config.NamespaceObject{Name: ns.Name, Enabled: e})
 		}
 	}
-	for _, x := range s.informers.policies.GetStore().List() {
-		// One that is being deleted is none, though somebody's finalizer keeps it: the controller deletes its slices.
-		if p := x.(*v1alpha1.SMCRPolicy); here[p.Namespace] && p.DeletionTimestamp == nil {
+	for p := range stored[*v1alpha1.SMCRPolicy](s.informers.policies) {
+		// A policy that is being deleted does not count, though somebody's finalizer keeps it: the
+		// controller has deleted its slices.
+		if here[p.Namespace] && p.DeletionTimestamp == nil {
 			o.Policies = append(o.Policies, *p)
 		}
 	}
-	for _, x := range s.informers.slices.GetStore().List() {
-		if p := x.(*v1alpha1.SMCRPeerSlice); here[p.Namespace] {
+	for p := range stored[*v1alpha1.SMCRPeerSlice](s.informers.slices) {
+		if here[p.Namespace] {
 			o.PeerSlices = append(o.PeerSlices, *p)
 		}
 	}
@@ -537,8 +543,7 @@ func (s *Source) objects() config.Objects {
 // is never nil: nil would say that the nodes are not known.
 func (s *Source) otherNodes() []config.NodeObject {
 	out := []config.NodeObject{}
-	for _, x := range s.informers.nodes.GetStore().List() {
-		n := x.(*v1alpha1.SMCRNode) // the store has nothing else
+	for n := range stored[*v1alpha1.SMCRNode](s.informers.nodes) {
 		if n.Name == s.cfg.Node {
 			continue
 		}
