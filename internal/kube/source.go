@@ -7,8 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"iter"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"reflect"
@@ -92,43 +92,63 @@ func New(cfg Config) (*Source, error) {
 		bad: map[string]string{}, complain: complaints{log: cfg.Log, last: map[string]time.Time{}, watches: map[string]error{}},
 	}
 	for name, i := range inf.needed() {
-		err := errors.Join(i.SetTransform(trim),
-			i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-				s.complain.watch(name, err, time.Now())
-			}))
-		if err == nil {
-			handler := cache.ResourceEventHandlerDetailedFuncs{
-				AddFunc:    func(any, bool) { poke(s.dirty) },
-				UpdateFunc: s.noteUpdate,
-				DeleteFunc: func(any) { poke(s.dirty) },
-			}
-			if i == inf.nodes { // whose store has nothing but SMCRNodes
-				handler.AddFunc = func(is any, first bool) {
-					poke(s.dirty)
-					s.noteUninstall(is.(*v1alpha1.SMCRNode), first)
-				}
-				handler.UpdateFunc = func(was, is any) {
-					old, now := was.(*v1alpha1.SMCRNode), is.(*v1alpha1.SMCRNode)
-					if !reflect.DeepEqual(old.Status, now.Status) { // most changes are of counters
-						poke(s.dirty)
-					}
-					s.noteUninstall(now, false)
-				}
-				handler.DeleteFunc = func(was any) {
-					poke(s.dirty)
-					s.noteGone(was)
-				}
-			}
-			var r cache.ResourceEventHandlerRegistration
-			if r, err = i.AddEventHandler(handler); i == inf.nodes {
-				s.nodes = r
-			}
+		handler := s.handler()
+		if i == inf.nodes {
+			handler = s.nodeHandler()
 		}
+		registration, err := s.watch(name, i, handler)
 		if err != nil {
 			return nil, fmt.Errorf("watch %s: %w", name, err)
 		}
+		if i == inf.nodes {
+			s.nodes = registration
+		}
 	}
 	return s, nil
+}
+
+// watch sets an informer up; name is that of its objects.
+func (s *Source) watch(name string, i cache.SharedIndexInformer, h cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	if err := i.SetTransform(trim); err != nil {
+		return nil, err
+	}
+	err := i.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+		s.complain.watch(name, err, time.Now())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return i.AddEventHandler(h)
+}
+
+// handler notes that an object came, changed or went.
+func (s *Source) handler() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    func(any, bool) { poke(s.dirty) },
+		UpdateFunc: s.noteUpdate,
+		DeleteFunc: func(any) { poke(s.dirty) },
+	}
+}
+
+// nodeHandler is handler for SMCRNodes: it also looks whether the node is to be left clean.
+func (s *Source) nodeHandler() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc: func(is any, first bool) {
+			poke(s.dirty)
+			s.noteUninstall(is.(*v1alpha1.SMCRNode), first)
+		},
+		UpdateFunc: func(was, is any) {
+			old, now := was.(*v1alpha1.SMCRNode), is.(*v1alpha1.SMCRNode)
+			if !reflect.DeepEqual(old.Status, now.Status) { // most changes are of counters
+				poke(s.dirty)
+			}
+			s.noteUninstall(now, false)
+		},
+		DeleteFunc: func(was any) {
+			poke(s.dirty)
+			s.noteGone(was)
+		},
+	}
 }
 
 // noteUpdate notes that an object changed. Most changes are of what is not kept: the counts in the status of a policy, for example.
