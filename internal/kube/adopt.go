@@ -27,13 +27,13 @@ const adoptedNetwork = "(adopted)"
 // older than the plugin on their node. The adopter removes such a record when the pod or the
 // namespace is gone. To the agent these records are like the plugin's.
 //
-// If the container runtime names the network namespace of a pod, that one is taken,
-// provided that it has the pod's addresses. Addresses alone prove less: a pod with
-// NET_ADMIN can give itself the address of another pod, and networks can overlap. So
-// where the runtime names none, a pod is adopted only if exactly one namespace has its
-// addresses, and that namespace has no address of another pod. For example, pod a is
-// 10.0.0.1 and pod b is 10.0.0.2: while b also gives itself 10.0.0.1, two namespaces
-// have a's address, and a is not adopted.
+// If the container runtime names the network namespace of a pod, the adopter takes that
+// namespace, provided that it has the pod's addresses. Addresses alone prove less: a pod with
+// NET_ADMIN can give itself the address of another pod, and networks can overlap. So where the
+// runtime names no namespace, a pod is adopted only if exactly one namespace has its addresses,
+// and that namespace has no address of another pod. For example, pod a is 10.0.0.1 and pod b is
+// 10.0.0.2: while b also gives itself 10.0.0.1, two namespaces have a's address, and a is not
+// adopted.
 type adopter struct {
 	store cni.Store
 	log   *slog.Logger
@@ -93,14 +93,14 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 	for _, v := range pods {
 		if pod := onNode(v); v.OptedIn && !recorded[pod] && len(ips[v.UID]) > 0 {
 			missing[pod] = true
-			if a.missing[pod] { // for two passes: the plugin would have written a record by now
+			if a.missing[pod] { // at the last pass, too: by now the plugin would have written a record
 				wanted = append(wanted, v)
 			}
 		}
 	}
 	a.missing = missing
 	if len(wanted) > 0 {
-		// Verdicts leave out pods that have ended: a new pod may have the address of one.
+		// pods has no pods that have ended: a new pod may have the address of such a pod.
 		owners := map[netip.Addr][]config.Verdict{}
 		for _, v := range pods {
 			for _, ip := range ips[v.UID] {
@@ -112,7 +112,8 @@ func (a *adopter) pass(pods []config.Verdict, ips map[string][]netip.Addr) error
 	return errors.Join(errs...)
 }
 
-// tidy removes the records of adopted pods that are not to be any more. It returns which pods have records, and the namespaces of these.
+// tidy removes the records of adopted pods that are out of date. It returns which pods have
+// records, and the inodes of the network namespaces in these records.
 func (a *adopter) tidy(pods []config.Verdict, list []cni.Attachment) (recorded map[records.Pod]bool, inodes map[uint64]bool, _ error) {
 	alive, attached := map[records.Pod]bool{}, map[records.Pod]bool{}
 	for _, v := range pods {
@@ -214,8 +215,8 @@ func (a *adopter) candidates(known map[uint64]bool) ([]candidate, error) {
 	return out, errors.Join(errs...)
 }
 
-// locate finds the namespace of a pod. It returns nil if no candidate can be the one,
-// and an error if a candidate can be, but it is not certain.
+// locate finds the namespace of a pod. It returns nil if no candidate can be the pod's, and an
+// error if it is not certain that one is.
 func locate(pod config.Verdict, ips []netip.Addr, owners map[netip.Addr][]config.Verdict, candidates []candidate, runtime sandboxes) (*candidate, error) {
 	if name, ok := runtime[onNode(pod)]; ok {
 		i := slices.IndexFunc(candidates, func(p candidate) bool { return p.name == name })

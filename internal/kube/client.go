@@ -45,13 +45,16 @@ func restClient(base *rest.Config, gv schema.GroupVersion, path string, add func
 	return client, nil
 }
 
-// informers are the objects that configurations are made of.
+// informers are of the objects that configurations are made of.
 type informers struct {
 	pods, namespaces, policies, slices cache.SharedIndexInformer
-	nodes                              cache.SharedIndexInformer // all SMCRNodes: which node has a device's address, and whether this one is to be left
+	// nodes is of all SMCRNodes, which say which node has a device's address, and whether this
+	// node is to be left clean.
+	nodes cache.SharedIndexInformer
 }
 
-// needed are those without which there is no configuration.
+// needed are the informers by the names of their objects. Without the first list of each there is
+// no configuration.
 func (i informers) needed() map[string]cache.SharedIndexInformer {
 	return map[string]cache.SharedIndexInformer{
 		"pods": i.pods, "namespaces": i.namespaces, "smcrpolicies": i.policies, "smcrpeerslices": i.slices,
@@ -101,8 +104,8 @@ func newInformers(base, pods *rest.Config, node string) (informers, error) {
 	}, nil
 }
 
-// annotationHash on the mirror of a static pod is what kubelet calls the pod on the node: its own UID, which containers' runtimes and
-// CNI plugins are given.
+// annotationHash on the mirror of a static pod in the API server is the UID that the pod has on the
+// node: kubelet gives it to container runtimes and CNI plugins.
 const annotationHash = "kubernetes.io/config.hash"
 
 // trim drops what this package does not use of an object. Informers call trim before
@@ -156,8 +159,8 @@ func trim(obj any) (any, error) {
 	return obj, nil
 }
 
-// sameButVersion says whether two states of an object, of which trim dropped what is not used, differ in their resource version at
-// most.
+// sameButVersion says whether two states of an object differ at most in their resource version.
+// trim has dropped what is not used of both.
 func sameButVersion(was, is any) bool {
 	old, ok1 := was.(runtime.Object)
 	now, ok2 := is.(metav1.Object)

@@ -76,7 +76,8 @@ type cluster struct {
 	reconciled  atomic.Bool               // the agent has once done what the API server's objects want
 	joined      atomic.Bool               // see agentapi.Cluster
 
-	// startAgain ends the agent in order; its container starts again. It is set before the agent runs.
+	// startAgain ends the agent in order, and its container starts again. It is set before the
+	// agent runs.
 	startAgain context.CancelFunc
 
 	plugin sync.Mutex // held while the plugin is being installed or uninstalled
@@ -130,7 +131,7 @@ func RunAgent(ctx context.Context, cfg ClusterConfig) error {
 	return c.run(ctx)
 }
 
-// guardMetrics gives metrics only to those whom the cluster allows to read them.
+// guardMetrics lets the agent give metrics only to those whom the cluster allows to read them.
 func (c *cluster) guardMetrics(base *config.Node) error {
 	if !base.MetricsAuth || !base.MetricsAddress.IsValid() {
 		return nil
@@ -155,7 +156,7 @@ func (c *cluster) newReporter(linksOnly bool) (*report.Reporter, error) {
 	})
 }
 
-// preflight finds out what the node can do, of what the agent is configured to use.
+// preflight finds out which of the things that the agent is configured to use the node has.
 func (c *cluster) preflight(ctx context.Context) preflight.Report {
 	m := c.machine
 	if base, err := c.cfg.Base(); err == nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/kube/report"
 )
 
-// contact says what the agent has of its cluster. An agent is ready only once it has joined
-// the cluster: before, no pod can be opted in, and nobody would learn that from Kubernetes.
-// What happens to the API server later is no reason to be less than ready: the pods are
-// served all the same, and an agent that is not ready lets an update replace the agents
-// of other nodes meanwhile.
+// contact says whether the agent has joined its cluster, and whether it reaches the API server.
+// An agent is ready only once it has joined: before, no pod can be opted in, and nobody would
+// learn that from Kubernetes. What happens to the API server later does not make the agent less
+// than ready: it serves its pods all the same, and while an agent is not ready, a rolling update
+// would replace agents of other nodes.
 func (c *cluster) contact() agentapi.Cluster {
 	c.mu.Lock()
 	k := c.report.Contact()

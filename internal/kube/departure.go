@@ -18,22 +18,23 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// departure is the end of an agent after which no other one comes to the node.
+// departure is the end of an agent after which no other agent comes to the node.
 type departure struct {
-	why string // "": another agent comes, or that is not known
-	// deselected says that agents go on running elsewhere: then the SMCRNode stays, to say
-	// that there is none here.
+	why string // "": another agent comes, or it is not known whether one comes
+	// deselected says that agents go on running on other nodes: then the SMCRNode stays, and
+	// says that this node has none.
 	deselected bool
-	// unsure says that the API server does not know the agent any more: either its account is
-	// deleted, or only its pod is, to which its token is bound, and another agent comes.
+	// unsure says that the API server does not know the agent any more. Either the agents'
+	// account is deleted, and no agent comes; or only the agent's pod is, to which its token is
+	// bound, and another agent comes.
 	unsure bool
 }
 
 // unknownAgent is the departure of an agent whose token the API server refuses.
 var unknownAgent = departure{why: "the agents' account is deleted, and no other agent has come", unsure: true}
 
-// departure says whether an agent comes to the node after this one. An agent that is told to
-// end asks this, and is the last one that can leave the node clean:
+// departure says whether an agent comes to the node after this one. An agent that is told to end
+// has to know: if none comes, this agent is the last one that can leave the node clean.
 //
 //	SIGTERM: update, rollback, restart of the pod, drain    the DaemonSet wants an agent here: the next one goes on
 //	SIGTERM: the DaemonSet is deleted (GitOps prune, helm uninstall --no-hooks)   departure
@@ -106,23 +107,24 @@ func (c *cluster) coreNode(ctx context.Context) (*corev1.Node, error) {
 	return &n, err
 }
 
-// selects says whether pods of a template may run on a node by its node selector and
-// required node affinity. One that cannot be read selects: the API server has checked it, and so
-// it is newer than this program. selects does not look at taints: what makes a taint drive pods
-// off passes in most cases.
+// selects says whether pods of a template may run on a node, by the template's node selector and
+// required node affinity. An affinity that cannot be read counts as one that selects the node: it
+// is valid, since the API server has checked it, but newer than this program. selects does not
+// look at taints: most taints that drive pods off a node are for a while only.
 func selects(pod *corev1.PodSpec, node *corev1.Node) bool {
 	here, err := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: *pod}).Match(node)
 	return here || err != nil
 }
 
-// exit is how an agent leaves its node clean. The contexts called life last longer than the one that ends when the agent is
-// told to: until the agent has drained.
+// exit is how an agent leaves its node clean. When the agent is told to end, the context ctx ends;
+// the contexts called life last until the agent has drained.
 type exit struct {
 	c        *cluster
 	leave    chan struct{} // closed when the agent is to leave the node clean
 	departed chan struct{} // closed when that is because no other agent comes
 	once     sync.Once
-	// mayBeLast: the agent leaves the node clean unless a successor asks for the node while the agent drains.
+	// mayBeLast says that the agent leaves the node clean, unless a successor asks for the node
+	// while the agent drains.
 	mayBeLast atomic.Bool
 }
 
@@ -142,7 +144,7 @@ func (e *exit) goAway(life context.Context, why string) {
 	})
 }
 
-// depart is goAway because no other agent comes.
+// depart calls goAway because no other agent comes.
 func (e *exit) depart(life context.Context, d departure) {
 	e.c.departs.Store(&d)
 	close(e.departed)
@@ -150,7 +152,7 @@ func (e *exit) depart(life context.Context, d departure) {
 	e.goAway(life, d.why)
 }
 
-// awaitUninstall goes away when the SMCRNode says so.
+// awaitUninstall has the agent leave when the SMCRNode says so.
 func (e *exit) awaitUninstall(life context.Context) {
 	select {
 	case <-life.Done():
@@ -164,7 +166,8 @@ func (e *exit) awaitUninstall(life context.Context) {
 	}
 }
 
-// awaitEnd returns when the agent is to stop: ctx ended, and the API server was asked whether another agent comes.
+// awaitEnd returns when the agent is to stop: ctx has ended, and the API server was asked whether
+// another agent comes.
 func (e *exit) awaitEnd(ctx, life context.Context) {
 	select {
 	case <-life.Done():
@@ -184,7 +187,8 @@ func (e *exit) awaitEnd(ctx, life context.Context) {
 	}
 }
 
-// noSuccessor departs an agent that may be the last one, unless it is known now that another one comes.
+// noSuccessor has an agent depart that may be the last one, unless the API server says by now that
+// another one comes.
 func (e *exit) noSuccessor(life context.Context) {
 	if d := e.c.departure(life); d.why != "" {
 		e.depart(life, d)

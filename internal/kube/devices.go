@@ -18,8 +18,8 @@ import (
 // pluginLock is the name of the device plugin's lock in the data directory.
 const pluginLock = "device-plugin.lock"
 
-// ownRail is the first rail number for devices of which it is not known which rail they
-// are on: each such device gets a rail of its own.
+// ownRail is the first rail number for devices whose rail is not known: each of them gets a rail
+// of its own.
 const ownRail = 1 << 16
 
 // shareDevices makes what gives the node's devices to pods: the inventory, the device
@@ -82,8 +82,8 @@ func (c *cluster) offerDevices(ctx context.Context) {
 	}
 }
 
-// offered are the devices that pods can ask kubelet for. An RNIC that is a PCI device
-// but no VF is not among them: it is the node's.
+// offered are the devices that pods can ask kubelet for. A PCI device that is not a VF is left out:
+// the RNIC is the node's.
 func offered(all []inventory.Device) []deviceplugin.Device {
 	var out []deviceplugin.Device
 	for i := range all {

@@ -21,9 +21,9 @@ const (
 	adoptEvery    = 5 * time.Second
 	namespaceDir  = "/run/netns"
 	maxNamespaces = 4096
-	// sandboxDir is where the CNI library keeps results for runtimes: some hundred
-	// files of some kilobytes on a node, and more where runtimes left files of pods
-	// that ended in a crash.
+	// sandboxDir is where the CNI library keeps results for runtimes. On a node it has some
+	// hundred files of some kilobytes, and more if runtimes crashed and left the files of pods
+	// that have ended.
 	sandboxDir      = "/var/lib/cni/results"
 	maxSandboxes    = 8192
 	maxSandboxBytes = 1 << 20
@@ -35,7 +35,7 @@ const (
 	departureReports = 5 * time.Second
 
 	// takeBackEvery is how often the annotation of an earlier uninstallation is taken off an
-	// SMCRNode, until the watch says that it is gone.
+	// SMCRNode, until the watch shows that the annotation is gone.
 	takeBackEvery = time.Second
 
 	// saveEvery bounds how often the file with the last objects is written:

@@ -62,7 +62,7 @@ type Source struct {
 	node     *config.Node
 	verdicts []config.Verdict
 	bad      map[string]string
-	waiting  map[string]int64 // the generations of policies that are not in force as they are, because their peers are not resolved
+	waiting  map[string]int64 // policies that are not in force yet, because their peers are not resolved, with their generation
 	live     bool             // node is made of objects of the API server, not of a file
 	first    chan struct{}
 	leaving  bool   // uninstall is closed
@@ -151,7 +151,8 @@ func (s *Source) nodeHandler() cache.ResourceEventHandler {
 	}
 }
 
-// noteUpdate notes that an object changed. Most changes are of what is not kept: the counts in the status of a policy, for example.
+// noteUpdate notes that an object changed, if what trim kept of it did. Most changes are of
+// other fields, for example of the counts in the status of a policy.
 func (s *Source) noteUpdate(was, is any) {
 	if !sameButVersion(was, is) {
 		poke(s.dirty)
@@ -186,8 +187,8 @@ func (s *Source) Run(ctx context.Context) {
 		timer   = time.NewTimer(0)
 	)
 	defer timer.Stop()
-	// Until the controller has resolved a policy, its former form is that which the predecessor had.
-	inForce, _ := s.restore() // First complains
+	// A policy that the controller has not resolved yet stays as the agent before this one had it.
+	inForce, _ := s.restore() // First logs the error
 	save := func() {
 		if unsaved == nil {
 			return
@@ -312,8 +313,9 @@ func (s *Source) StatusAnnotations() (annotations, versions map[string]string) {
 	return annotations, versions
 }
 
-// Ending says whether a pod of the node, by its UID or, of a static pod, by its own one, is being deleted, has finished, or is
-// not among the API server's pods any more. It is false while these are not known.
+// Ending says whether a pod of the node is being deleted, has finished, or is not among the API
+// server's pods any more. It is false while the API server's pods are not known. A static pod
+// is found by the UID of its mirror, and by the UID that it has on the node.
 func (s *Source) Ending(podUID string) bool {
 	if !s.Live() {
 		return false
@@ -334,8 +336,8 @@ func ends(p *corev1.Pod) bool {
 	return p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// Gone says whether the API server has no such pod of the node any more. It is false while its
-// pods are not known. A pod without UID is known by its name.
+// Gone says whether the API server does not have a pod of the node any more. It is false while the
+// API server's pods are not known. A pod without UID is found by its name alone.
 func (s *Source) Gone(pod config.Pod) bool {
 	if !s.Live() {
 		return false
@@ -372,9 +374,9 @@ func (s *Source) podIPs() map[string][]netip.Addr {
 	return out
 }
 
-// peerNodes returns the name of the node by the address of a device, the node's own
-// devices and those that its pods have. An address that two nodes have in their status
-// has the name "".
+// peerNodes returns the name of the node that has a device, by the device's address: of the
+// node's own devices, and those that its pods have. If two nodes have an address in their
+// status, the name is "".
 func (s *Source) peerNodes() map[netip.Addr]string {
 	out := map[netip.Addr]string{}
 	for n := range stored[*v1alpha1.SMCRNode](s.informers.nodes) {
@@ -412,8 +414,8 @@ func (s *Source) Live() bool {
 }
 
 // Lacks says which objects the API server has not given yet, and why if that is known; "" if it
-// has given all that a configuration is made of. A watch that finds nobody to connect to tells no
-// error.
+// has given all that a configuration is made of. The reason is not known, for example, if the
+// API server cannot be connected to: the watch reports no error then.
 func (s *Source) Lacks() (objects string, why error) {
 	if s.Live() {
 		return "", nil
@@ -432,8 +434,9 @@ func (s *Source) Lacks() (objects string, why error) {
 // Reconsider makes the configuration anew, because an answer of Config.Claimed changed.
 func (s *Source) Reconsider() { poke(s.dirty) }
 
-// Rebase reads the base configuration again. One that takes a restart of the agent is not taken over: the agent
-// would refuse all that is made with it, and with that every later change of the cluster.
+// Rebase reads the base configuration again. If what changed in it needs a restart of the agent,
+// Rebase does not take it over: the agent would refuse every configuration that is made with it,
+// and so every later change of the cluster.
 func (s *Source) Rebase() error {
 	base, err := s.cfg.Base()
 	if err != nil {
@@ -499,7 +502,8 @@ func (s *Source) noteBad(bad []*config.PolicyError) []error {
 	return news
 }
 
-// noteUnresolved remembers the policies that wait for the controller, and returns those that did not the last time.
+// noteUnresolved remembers the policies that wait for the controller, and returns those that did
+// not wait the last time.
 func (s *Source) noteUnresolved(unresolved []v1alpha1.SMCRPolicy) (news []string) {
 	now := map[string]int64{}
 	for i := range unresolved {
@@ -580,8 +584,8 @@ func (s *Source) otherNodes() []config.NodeObject {
 	return out
 }
 
-// configHash is what kubelet calls a static pod on the node, "" of another pod. The API server has a mirror of a
-// static pod, with another UID.
+// configHash is the UID that a static pod has on the node, "" for any other pod. p is the pod's
+// mirror in the API server, which has another UID.
 func configHash(p *corev1.Pod) string {
 	hash := p.Annotations[annotationHash]
 	if hash != p.Annotations[corev1.MirrorPodAnnotationKey] {

@@ -64,8 +64,8 @@ func (s *Source) forget() error {
 	return nil
 }
 
-// unversioned drops the resource versions, which also change when nothing else changes that
-// matters here.
+// unversioned drops the resource versions, which also change when nothing changes that is in the
+// file.
 func unversioned(o config.Objects) config.Objects {
 	for i := range o.Policies {
 		o.Policies[i].ResourceVersion = ""

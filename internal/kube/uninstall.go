@@ -14,15 +14,15 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// noteUninstall closes uninstall if the SMCRNode has the annotation and is that of the node. An
-// annotation that is in the first list, and was meant for the pod of another agent, may be of an
-// uninstallation that did not get to its end, however long ago. Such a one is taken back, and not
-// obeyed: no agent of a later installation would stay. Whoever does uninstall looks each second,
-// and annotates the SMCRNode again:
+// noteUninstall closes uninstall if the node's SMCRNode has the annotation that tells the agent to
+// uninstall. But an annotation that is there when the agent starts, and was meant for the pod of
+// another agent, may be left of an uninstallation that did not get to its end, however long ago.
+// If agents obeyed it, no agent of a later installation would stay. So the agent takes it back.
+// If somebody really uninstalls, they look each second, and annotate the SMCRNode again:
 //
 //	the agent runs, and the annotation appears     it leaves
 //	the agent's container ends, and starts again   it leaves
-//	the agent is new on the node                   it takes the annotation back, and leaves if that appears again
+//	the agent is new on the node                   it takes the annotation back, and leaves if it appears again
 func (s *Source) noteUninstall(n *v1alpha1.SMCRNode, first bool) {
 	if n.Name != s.cfg.Node {
 		return
@@ -40,7 +40,8 @@ func (s *Source) noteUninstall(n *v1alpha1.SMCRNode, first bool) {
 	}
 }
 
-// noteGone notes that there is no SMCRNode any more, and so no annotation: a new one may name the agent's pod.
+// noteGone notes that the SMCRNode is gone, and with it the annotation: the agent may make a new
+// SMCRNode, which names its pod.
 func (s *Source) noteGone(was any) {
 	if unknown, ok := was.(cache.DeletedFinalStateUnknown); ok {
 		was = unknown.Obj
@@ -52,8 +53,10 @@ func (s *Source) noteGone(was any) {
 	}
 }
 
-// mayTellPod says whether the SMCRNode may have the name of the agent's pod: not before noteUninstall has read whose pod is there, nor
-// while the annotation of an earlier uninstallation is, which a container that starts again would take for its own.
+// mayTellPod says whether the agent may write the name of its pod into the SMCRNode. It may not
+// before noteUninstall has read whose pod is named there. Nor may it while the annotation of an
+// earlier uninstallation is there: if the agent's container started again, it would take the
+// annotation for one that is meant for its own pod.
 func (s *Source) mayTellPod() bool { return s.nodes.HasSynced() && !s.isOutdated() }
 
 // takeBackUninstall takes annotations back that are outdated, until ctx ends.
