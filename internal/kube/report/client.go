@@ -62,21 +62,26 @@ type client struct {
 	params             runtime.ParameterCodec
 }
 
-func newClient(config *rest.Config) (*client, error) {
+func newClient(config *rest.Config) (_ *client, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("client of the API server: %w", err)
+		}
+	}()
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+		return nil, err
 	}
 	transport, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+		return nil, err
 	}
-	apart := rest.CopyConfig(config)
+	apart := rest.CopyConfig(config) // see client.renew
 	apart.NextProtos = []string{"http/1.1"}
 	ofLeases, err := rest.HTTPClientFor(apart)
 	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+		return nil, err
 	}
 	codecs := serializer.NewCodecFactory(scheme).WithoutConversion()
 	restClient := func(path string, gv schema.GroupVersion, transport *http.Client) (rest.Interface, error) {
@@ -85,19 +90,17 @@ func newClient(config *rest.Config) (*client, error) {
 		c.QPS, c.RateLimiter = -1, nil // the queue limits
 		return rest.RESTClientForConfigAndClient(c, transport)
 	}
-	core, err := restClient("/api", corev1.SchemeGroupVersion, transport)
-	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+	c := &client{params: runtime.NewParameterCodec(scheme)}
+	if c.core, err = restClient("/api", corev1.SchemeGroupVersion, transport); err != nil {
+		return nil, err
 	}
-	smcr, err := restClient("/apis", v1alpha1.GroupVersion(), transport)
-	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+	if c.smcr, err = restClient("/apis", v1alpha1.GroupVersion(), transport); err != nil {
+		return nil, err
 	}
-	leases, err := restClient("/apis", coordinationv1.SchemeGroupVersion, ofLeases)
-	if err != nil {
-		return nil, fmt.Errorf("client of the API server: %w", err)
+	if c.leases, err = restClient("/apis", coordinationv1.SchemeGroupVersion, ofLeases); err != nil {
+		return nil, err
 	}
-	return &client{core: core, smcr: smcr, leases: leases, params: runtime.NewParameterCodec(scheme)}, nil
+	return c, nil
 }
 
 func (c *client) load(ctx context.Context, node string) (*found, error) {
