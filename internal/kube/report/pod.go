@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -153,40 +154,43 @@ func statusOf(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	if len(atts) == 0 {
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodeNotAttached}
 	}
-	has := func(state string) bool {
-		return slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == state })
-	}
-	lack, own := lackOf(atts, has(agentapi.StateReady)), ownDevices(atts)
-	var why agentapi.Code
 	switch {
 	case slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == agentapi.StateFailed && a.Datapath == "" }):
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodePodFailed}
 	case !slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.Datapath == "" || a.State == agentapi.StateIdle }): // failed: only to change its filter
 		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true} // which needs no device of the agent's
-	case lack != agentapi.CodeOK:
-		why = lack
-	case s.Status.Unable != "":
-		why = s.Status.UnableCode
-	case len(own) == 0 && v.Settings.Mismatch != config.MismatchNone:
-		why = agentapi.Code(v.Settings.Mismatch.Code())
-	case len(own) == 0 && !slices.ContainsFunc(s.Status.Devices, isUp):
-		why = agentapi.CodeOf(clc.ReasonNoDev)
-	case !has(agentapi.StateReady):
-		why = agentapi.CodeNoPolicy
-	case ownDown(s, own):
-		why = agentapi.CodePodDevice
-	case pausedOf(atts) != agentapi.CodeOK:
-		why = pausedOf(atts)
-	default:
-		why = t.reason(now)
 	}
-	if why == agentapi.CodeOK {
+	switch why := whyPlain(s, v, atts, t, now); {
+	case why == agentapi.CodeOK:
 		return podStatus{word: v1alpha1.PodStatusEnabled}
-	}
-	if t.refused(now, v.Required) {
+	case t.refused(now, v.Required):
 		return podStatus{word: v1alpha1.PodStatusRefused, code: why, older: t.older}
+	default:
+		return podStatus{word: v1alpha1.PodStatusFallback, code: why}
 	}
-	return podStatus{word: v1alpha1.PodStatusFallback, code: why}
+}
+
+// whyPlain is why all connections of an attached pod on datapath Agent are plain TCP or refused:
+// first what the node or the pod lacks, then what became of its last connections. It is CodeOK if
+// connections try SMC-R.
+func whyPlain(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *traffic, now time.Time) agentapi.Code {
+	ready := slices.ContainsFunc(atts, func(a *agentapi.Attachment) bool { return a.State == agentapi.StateReady })
+	lack, own := lackOf(atts, ready), ownDevices(atts)
+	switch {
+	case lack != agentapi.CodeOK:
+		return lack
+	case s.Status.Unable != "":
+		return s.Status.UnableCode
+	case len(own) == 0 && v.Settings.Mismatch != config.MismatchNone:
+		return agentapi.Code(v.Settings.Mismatch.Code())
+	case len(own) == 0 && !slices.ContainsFunc(s.Status.Devices, isUp):
+		return agentapi.CodeOf(clc.ReasonNoDev)
+	case !ready:
+		return agentapi.CodeNoPolicy
+	case ownDown(s, own):
+		return agentapi.CodePodDevice
+	}
+	return cmp.Or(pausedOf(atts), t.reason(now))
 }
 
 // lackOf is what the agent says that all connections of a pod lack. An attachment that is idle beside one that is ready, as
