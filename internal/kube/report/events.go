@@ -215,14 +215,14 @@ func peerOf(d *agentapi.Decision) string {
 	return d.Dest.String()
 }
 
-// linkEvents are the events about changes of a link group. degraded says that the group
-// lost a link before: only then is a further link that comes up an event. A new group,
-// whose second link comes up a moment after the first, causes none.
-func linkEvents(link corev1.ObjectReference, was, is *v1alpha1.SMCRLinkStatus, degraded bool, now time.Time) (out []event, still bool) {
+// linkEvents are the events about changes of a link group. degraded says that the group has lost
+// a link before, and degradedNow that it has after these changes. A further link that comes up is
+// an event only in a degraded group: that the second link of a new group comes up a moment after
+// the first is none.
+func linkEvents(link corev1.ObjectReference, was, is *v1alpha1.SMCRLinkStatus, degraded bool, now time.Time) (out []event, degradedNow bool) {
 	say := func(reason, variant string, warning bool, format string, args ...any) {
 		out = append(out, event{about: link, reason: reason, variant: variant, warning: warning, note: fmt.Sprintf(format, args...), at: now})
 	}
-	before, after := activeLinks(was), activeLinks(is)
 	kernel := is.Pod == "" // the group is for all pods on the kernel's datapath
 	with := fmt.Sprintf("pod %s with %s", is.Pod, is.Peer)
 	if kernel {
@@ -231,34 +231,41 @@ func linkEvents(link corev1.ObjectReference, was, is *v1alpha1.SMCRLinkStatus, d
 	switch {
 	case was.State != v1alpha1.LinkDown && is.State == v1alpha1.LinkDown && is.LastError != "":
 		say(eventLinkDown, "", true, "the link group of %s is lost: %s", with, is.LastError)
-	case was.State == v1alpha1.LinkActive && is.State == v1alpha1.LinkDown && kernel: // which tells no error, and of no group that it ends
+	case was.State == v1alpha1.LinkActive && is.State == v1alpha1.LinkDown && kernel: // a kernel reports neither errors nor that a group ends in good order
 		say(eventLinkDown, "", true, "the link group of %s is lost: none of its links is active", with)
 	case was.State == v1alpha1.LinkActive && is.State == v1alpha1.LinkActive:
-		for id, l := range before {
-			if _, ok := after[id]; !ok {
-				degraded = true
-				say(eventLinkDown, fmt.Sprint(id), true, "link %d of %s on device %s (%s to %s) is down; its connections moved to another link",
-					id, with, l.Device, l.LocalGID, l.PeerGID)
-			}
-		}
-		for id, l := range after {
-			if _, ok := before[id]; !ok && degraded {
-				say(eventLinkUp, fmt.Sprint(id), false, "link %d of %s on device %s (%s to %s) is up", id, with, l.Device, l.LocalGID, l.PeerGID)
-			}
-		}
-		switch lost, restored := was.Redundancy == v1alpha1.RedundancySymmetric, is.Redundancy == v1alpha1.RedundancySymmetric; {
-		case lost && !restored:
-			degraded = true
-			say(eventRedundancyLost, "", true, "the link group of %s can no longer lose any one RNIC: it is %s", with, is.Redundancy)
-		case !lost && restored && degraded:
-			degraded = false
-			say(eventRedundancyRestored, "", false, "the link group of %s can lose any one RNIC", with)
-		}
+		degraded = activeGroupEvents(was, is, degraded, with, say)
 	}
 	slices.SortFunc(out, func(a, b event) int {
 		return cmp.Or(cmp.Compare(a.reason, b.reason), cmp.Compare(a.variant, b.variant))
 	})
 	return out, degraded
+}
+
+// activeGroupEvents is linkEvents for a group that was active and is.
+func activeGroupEvents(was, is *v1alpha1.SMCRLinkStatus, degraded bool, with string, say func(reason, variant string, warning bool, format string, args ...any)) (degradedNow bool) {
+	before, after := activeLinks(was), activeLinks(is)
+	for id, l := range before {
+		if _, ok := after[id]; !ok {
+			degraded = true
+			say(eventLinkDown, fmt.Sprint(id), true, "link %d of %s on device %s (%s to %s) is down; its connections moved to another link",
+				id, with, l.Device, l.LocalGID, l.PeerGID)
+		}
+	}
+	for id, l := range after {
+		if _, ok := before[id]; !ok && degraded {
+			say(eventLinkUp, fmt.Sprint(id), false, "link %d of %s on device %s (%s to %s) is up", id, with, l.Device, l.LocalGID, l.PeerGID)
+		}
+	}
+	switch lost, restored := was.Redundancy == v1alpha1.RedundancySymmetric, is.Redundancy == v1alpha1.RedundancySymmetric; {
+	case lost && !restored:
+		degraded = true
+		say(eventRedundancyLost, "", true, "the link group of %s can no longer lose any one RNIC: it is %s", with, is.Redundancy)
+	case !lost && restored && degraded:
+		degraded = false
+		say(eventRedundancyRestored, "", false, "the link group of %s can lose any one RNIC", with)
+	}
+	return degraded
 }
 
 // deviceEvents are the events about devices that went down or away, or are up again.

@@ -395,18 +395,7 @@ func usesConns(atts []*agentapi.Attachment) bool {
 func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*agentapi.Attachment, now time.Time) {
 	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}
 	about := podReference(v.Namespace, v.Name, v.UID)
-	if v.Limited != "" {
-		p.news.add(event{about: about, reason: eventBudgetLimited, warning: true, at: now, note: v.Limited})
-	}
-	if i := slices.IndexFunc(atts, func(a *agentapi.Attachment) bool { return a.NotKernel != "" }); i >= 0 && v.OptedIn && !v.HostNetwork {
-		p.news.add(event{about: about, reason: eventAgentDatapath, at: now, note: "the agent carries the connections of this pod, whose policy wants its kernel's SMC-R: " + atts[i].NotKernel})
-	}
-	if v.BadAnnotation {
-		p.news.add(event{about: about, reason: eventBadAnnotation, warning: true, at: now, note: v.Because + "; the pod is not opted in"})
-	}
-	if v.Ineffective && now.Sub(pp.seen) >= attachWarn { // its policy may come a moment later
-		p.news.add(event{about: about, reason: eventHostNetwork, warning: true, at: now, note: "the annotation of this pod has no effect: " + v.Because})
-	}
+	p.tellOfSettings(about, v, pp, atts, now)
 	p.observe(s, v, pp, now)
 	status := statusOf(s, v, atts, &pp.traffic, now)
 	if status.code == agentapi.CodeDraining && pp.told.kernel {
@@ -430,6 +419,22 @@ func (p *planner) planPod(s *Snapshot, v *config.Verdict, pp *podPlan, atts []*a
 	}
 	if status.word != "" || p.queue.entries[podKey(name)] != nil {
 		p.queue.want(podKey(name), podTarget(name, v.UID, status.String()), now)
+	}
+}
+
+// tellOfSettings makes the events about what a pod's annotation and policies want and do not get.
+func (p *planner) tellOfSettings(about corev1.ObjectReference, v *config.Verdict, pp *podPlan, atts []*agentapi.Attachment, now time.Time) {
+	if v.Limited != "" {
+		p.news.add(event{about: about, reason: eventBudgetLimited, warning: true, at: now, note: v.Limited})
+	}
+	if i := slices.IndexFunc(atts, func(a *agentapi.Attachment) bool { return a.NotKernel != "" }); i >= 0 && v.OptedIn && !v.HostNetwork {
+		p.news.add(event{about: about, reason: eventAgentDatapath, at: now, note: "the agent carries the connections of this pod, whose policy wants its kernel's SMC-R: " + atts[i].NotKernel})
+	}
+	if v.BadAnnotation {
+		p.news.add(event{about: about, reason: eventBadAnnotation, warning: true, at: now, note: v.Because + "; the pod is not opted in"})
+	}
+	if v.Ineffective && now.Sub(pp.seen) >= attachWarn { // its policy may come a moment later
+		p.news.add(event{about: about, reason: eventHostNetwork, warning: true, at: now, note: "the annotation of this pod has no effect: " + v.Because})
 	}
 }
 
