@@ -177,15 +177,16 @@ func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
-// isAnother tells whether an error says that an object of the same name, made anew, is in the place of
-// the one that was to be written.
+// isAnother tells whether the API server refused a write because the object was deleted, and another
+// one made under its name.
 func isAnother(err error) bool {
 	cause, ok := apierrors.StatusCause(err, metav1.CauseTypeFieldValueInvalid)
 	return ok && cause.Field == "metadata.uid"
 }
 
-// isAboutObject tells whether the API server refused the object that was to be written.
-// All other errors are about the API server itself or the network, but see [isInternal].
+// isAboutObject tells whether the API server refused the object that was to be written. Other
+// errors are about the API server itself or the network, except those for which [isInternal] is
+// true: they may be about either.
 func isAboutObject(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
@@ -199,8 +200,8 @@ func isAboutObject(err error) bool {
 	}
 }
 
-// isInternal tells whether the API server answered with an error of its own. That may be of one object, as that of a
-// webhook for its namespace, or of all, as that of etcd.
+// isInternal tells whether the API server answered with an internal error (500). Its cause may
+// concern one object only, such as a webhook for the object's namespace, or all, such as etcd.
 func isInternal(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code == http.StatusInternalServerError

@@ -10,12 +10,14 @@ import (
 
 // Contact is what a reporter knows of the API server.
 type Contact struct {
-	// Told says that the API server has had the SMCRNode as this agent wants it, once since
-	// Run began.
+	// Told says that the API server has had the SMCRNode as this agent wants it at least once
+	// since Run began.
 	Told bool
-	// Refused is why the API server does not take the SMCRNode, nil: it does, or was not asked.
+	// Refused is why the API server does not take the SMCRNode; nil: it takes it, or was not
+	// asked.
 	Refused error
-	// Away is why the API server is not reached, nil: it is, or was not asked. Since says since when.
+	// Away is why the API server is not reached, and Since since when; nil: it is reached, or
+	// was not asked.
 	Away  error
 	Since time.Time
 }
@@ -44,7 +46,7 @@ type contact struct {
 // outage is since when and why the API server is not reached.
 type outage struct {
 	since time.Time
-	err   error // nil: it is
+	err   error // nil: it is reached
 }
 
 // pastOutage is an outage that is over.

@@ -44,24 +44,26 @@
 //     reason is that of the last connection, most often PEERNOSMC. One
 //     connection on SMC-R, fallbackMemory without another fallback, or a change
 //     of the pod's policies ends this status.
-//   - Refused with a reason code: the same, but that the last such connection was
+//   - Refused with a reason code: as Fallback, but the last such connection was
 //     reset, because a policy requires SMC-R.
-//   - Fallback: NO_AGENT: the agent has left the node. The controller writes the same of
-//     nodes whose agent is gone without a word, but of pods whose kernel carries their connections
-//     "Enabled: KERNEL, no agent": these go on. So they do while an agent drains.
+//   - Fallback: NO_AGENT: the agent has left the node. If an agent is gone without having left
+//     its node, the controller writes the same; but it writes "Enabled: KERNEL, no agent" for
+//     pods whose kernel carries their connections, because these go on. They also go on while an
+//     agent drains, and keep their status.
 //
 // # How much is written
 //
-// Everything is written by server-side apply as field manager smcr-agent, and
-// only if it changed, but for the Lease of the agent, which shows the controller that the
-// agent lives, and which only the controller watches: it is renewed every renewEvery.
-// A change of an object's state is written at once, further changes of the same object
-// with objectPause between them. Counters (connections, bytes, used budgets, pods) are
-// written along with such a change, and have the time at which they were so (countedAt). A change of counters alone is written when one of
-// them went to or from zero, doubled or halved, with pauses that grow from
-// countersFirst to countersMost; any other change of counters countersMost after the
-// last write. For example, a change from 100 connections to 200 is first written within
-// 5 seconds, one from 100 to 150 within 5 minutes.
+// Everything is written by server-side apply as field manager smcr-agent, and only if it
+// changed. The one exception is the Lease of the agent, which only the controller watches: it is
+// renewed every renewEvery, and so shows that the agent lives.
+//
+// A change of an object's state is written at once, and further changes of the same object with
+// objectPause between them. Counters (connections, bytes, used budgets, pods) are written along
+// with such a change, with the time at which they were counted (countedAt). A change of counters
+// alone is written when one of them went to or from zero, doubled or halved, with pauses that
+// grow from countersFirst to countersMost; any other change of counters is written countersMost
+// after the last write. For example, a change from 100 connections to 200 is first written
+// within 5 seconds, one from 100 to 150 within 5 minutes.
 //
 // So with 500 nodes the API server gets, in writes per second, besides 200 renewals of
 // Leases (TestReporter_writesPerSecond counts them with a clock of its own):

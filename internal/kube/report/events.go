@@ -34,11 +34,11 @@ const (
 	eventWithoutAPIServer   = "WithoutAPIServer"
 )
 
-// event is one to be sent.
+// event is an event to be sent.
 type event struct {
 	about   corev1.ObjectReference
 	reason  string
-	variant string // tells events of the same reason apart, which are sent both
+	variant string // of events with the same reason: those with different variants are all sent
 	warning bool
 	note    string
 	at      time.Time
@@ -89,8 +89,8 @@ func (q *events) add(e event) {
 	q.waiting = append(q.waiting, e)
 }
 
-// forget bounds the maps: it drops the entries that no longer limit anything, and if
-// that is not enough, all. Then an event may be sent again too soon.
+// forget bounds the maps: it drops the entries that no longer limit anything and, if
+// that is not enough, all entries. In the latter case an event may be sent again too soon.
 func (q *events) forget(now time.Time) {
 	if len(q.sent) < maxRememberedEvent && len(q.objects) < maxRememberedEvent {
 		return
@@ -131,8 +131,9 @@ func (q *events) next(now time.Time) (e *event, again time.Time) {
 // done removes the event that next returned.
 func (q *events) done() { q.waiting, q.pause = q.waiting[1:], 0 }
 
-// broke notes that the API server answered the event that next returned with an error of its own, see [isInternal]. All
-// events wait, and the other ones come first then; the objects do not wait.
+// broke notes that the API server answered the event that next returned with an internal error,
+// see [isInternal]. All events wait, and that event goes to the end of the line. Writes of objects
+// do not wait.
 func (q *events) broke(now time.Time, jittered func(time.Duration) time.Duration) (pause time.Duration) {
 	q.waiting = append(q.waiting[1:], q.waiting[0])
 	q.pause = min(max(2*q.pause, awayFirst), awayMost)
@@ -291,7 +292,8 @@ func deviceEvents(node corev1.ObjectReference, was, is []v1alpha1.NodeDevice, no
 	return out
 }
 
-// outageEvent is the event about an outage of the API server, or of the way to it, that is over.
+// outageEvent is the event about a time that is over, in which the agent did not reach the API
+// server.
 func outageEvent(node corev1.ObjectReference, o *pastOutage, now time.Time) event {
 	return event{
 		about: node, reason: eventWithoutAPIServer, warning: true, at: now,

@@ -16,18 +16,17 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// renew renews the Lease of the node's agent until ctx ends. The Lease is how the
-// controller knows that the agent lives, also when kubelet does not, and that it does not,
-// also when nobody else says so:
+// renew renews the Lease of the node's agent until ctx ends. By the Lease the controller knows
+// whether the agent lives: also if kubelet does not run, and soon after the node lost its power:
 //
 //	0 s     the Lease is renewed
 //	1 s     the node loses power
 //	2.5 s   the Lease is not renewed
-//	7..9 s  the controller finds that (silentAfter there)
+//	7..9 s  the controller finds that the agent is gone (silentAfter in package controller)
 //
-// A renewal that fails is tried again, at first soon: two of them have to fail for some time before
-// the controller takes the agent for gone. A controller that does not reach the API server,
-// or an API server that answers nobody, makes no agent gone.
+// A renewal that fails is tried again, at first soon: only if renewals fail for several seconds the
+// controller takes the agent for gone. It takes no agent for gone because it does not reach the API
+// server itself, or because the API server answers nobody.
 //
 // The Lease is not given up at the end of ctx: the node may have another agent by then, or
 // get one, whose Lease it is.

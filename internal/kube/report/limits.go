@@ -11,8 +11,9 @@ const (
 	collectEvery = time.Second
 	collectPause = 100 * time.Millisecond
 
-	// recheckEvery is the time between two calls of Config.Recheck: people who mount or load what was missing
-	// look at the node again after a while, and the check asks the kernel a dozen questions.
+	// recheckEvery is the time between two calls of Config.Recheck. The check asks the kernel a
+	// dozen questions, and somebody who mounts or loads what was missing can wait a minute to
+	// see it.
 	recheckEvery = time.Minute
 
 	// objectPause is the least time between two writes of one object. The first
@@ -37,8 +38,8 @@ const (
 	writesPerSecond = 5
 	writesBurst     = 20
 
-	// These bound the events of a node, and those of one object. An event of the same object
-	// and reason is made again after eventAgain.
+	// These bound the events of a node, and those of one object. An event about the same object
+	// with the same reason is sent again after eventAgain at the earliest.
 	eventsPerSecond   = 1
 	eventsBurst       = 20
 	objectEventsPer   = 20 * time.Second // one per
@@ -73,16 +74,16 @@ const (
 	leaseDuration = 7 * time.Second
 
 	// After an error of the API server as a whole all writes wait, for awayFirst up to
-	// awayMost. After an error that is about one object only the writes of this object wait,
-	// for objectFirst up to objectMost. After an error of the API server's own (500) nobody knows which of both it
-	// is: see queue.broke.
+	// awayMost. After an error that is about one object, only the writes of this object wait,
+	// for objectFirst up to objectMost. After an internal error (500) it is not known which of
+	// the two it was: see queue.broke.
 	awayFirst   = time.Second
 	awayMost    = time.Minute
 	objectFirst = 5 * time.Second
 	objectMost  = 10 * time.Minute
 
-	// repliedOnly is how long no call has to stay without an answer for an outage to be over, though all answers are
-	// errors of the API server's own. Within it there are at least two calls.
+	// repliedOnly is how long every call must have had an answer for an outage to be over, if all
+	// answers are internal errors. There are at least two calls in that time.
 	repliedOnly = 2 * awayMost
 
 	// refusalLogPause is the least time between two log records about objects of
@@ -95,9 +96,9 @@ const (
 	repairFirst = 2 * time.Second
 	repairMost  = 5 * time.Minute
 
-	// A pod without an attachment is shown as such after attachGrace, and gets an event
-	// after attachWarn: the reporter sees most pods before their network is made, and some
-	// pods wait for a volume.
+	// A pod without an attachment gets that status after attachGrace, and an event after
+	// attachWarn: the reporter sees most pods before their network is made, and some pods wait
+	// for a volume.
 	attachGrace = 5 * time.Second
 	attachWarn  = time.Minute
 
@@ -119,8 +120,8 @@ const (
 	// smcrctl links lists all link groups.
 	maxLinkObjects = 512
 
-	// These are the limits in the definitions of the CRDs, but for maxMessage, which is
-	// lower, and those of Kubernetes for the value of a label and the name of an object.
+	// These are the limits in the definitions of the CRDs, except maxMessage, which is lower,
+	// and Kubernetes' limits of a label's value and an object's name.
 	maxLinks        = 8
 	maxDevices      = 8
 	maxAddresses    = 16 // of one device, besides the one of its links

@@ -40,7 +40,7 @@ const (
 // portActive is the agent's word for the port of a device that works.
 const portActive = "ACTIVE"
 
-// identity is what does not change while the agent runs, but for a capability that was checked again.
+// identity is what does not change while the agent runs, except a capability that is checked again.
 type identity struct {
 	node         string
 	linksOnly    bool   // another agent manages the node
@@ -120,8 +120,8 @@ func nodeStatus(id *identity, s *Snapshot, clean bool) v1alpha1.SMCRNodeStatus {
 	return out
 }
 
-// leftStatus is the status of a node that the agent left clean, while the product goes on to
-// be installed. It has no device: the other nodes take packets of those that are named.
+// leftStatus is the status of a node that the agent left clean, while the product stays installed
+// on others. It names no devices, as the other nodes accept packets of the devices that are named.
 func leftStatus(id *identity, s *Snapshot) v1alpha1.SMCRNodeStatus {
 	clean := "the agent left the node clean: " + s.Left
 	return v1alpha1.SMCRNodeStatus{
@@ -137,9 +137,9 @@ func leftStatus(id *identity, s *Snapshot) v1alpha1.SMCRNodeStatus {
 	}
 }
 
-// podDevices are the devices that pods can have for themselves, and how many of
-// them pods have. If there is no room for all, free ones are left out first: the
-// other nodes take packets only of addresses that stand here.
+// podDevices are the devices that pods can have for themselves, and how many of them pods have. If
+// there is no room for all, free ones are left out first: the other nodes accept packets only of
+// addresses that the SMCRNode names.
 func podDevices(all []agentapi.PodDevice) (out []v1alpha1.NodePodDevice, summary string) {
 	if len(all) == 0 {
 		return nil, ""
@@ -177,7 +177,8 @@ func podDevices(all []agentapi.PodDevice) (out []v1alpha1.NodePodDevice, summary
 	return out, fmt.Sprintf("%d/%d", taken, len(all))
 }
 
-// keepRank is the lower, the more an SMCRNode needs the device: one with an address, then one that a pod has.
+// keepRank orders devices by how much an SMCRNode needs them: first those with an address, then
+// those that pods have, then the others.
 func keepRank(d agentapi.PodDevice) int {
 	switch {
 	case d.Used != nil && d.Used.Address != "":
@@ -273,8 +274,8 @@ func nodeAccelerating(s *Snapshot, up int) metav1.Condition {
 // nameDevice is what to do about an agent without devices.
 const nameDevice = "name one in agent.devices of the chart, or in agent.devicesOfNode if that has the node"
 
-// nodeLack is why the agent itself can carry no connection over SMC-R, as a condition's reason and in words, and what to do. The
-// reason is "" if it can.
+// nodeLack is why the agent itself can carry no connection over SMC-R: as the reason of a condition
+// and in words, and what to do about it. All are "" if the agent can.
 func nodeLack(s *Snapshot, up int) (reason, why, advice string) {
 	switch {
 	case s.Status.Unable != "":
@@ -292,7 +293,8 @@ func nodeLack(s *Snapshot, up int) (reason, why, advice string) {
 	return "", "", ""
 }
 
-// kernelCarries reports whether pods are on the kernel's datapath, which needs nothing of the agent's.
+// kernelCarries reports whether pods are on the kernel's datapath, which does not need the agent's
+// devices.
 func kernelCarries(s *Snapshot) bool {
 	return slices.ContainsFunc(s.Attachments, func(a agentapi.Attachment) bool { return a.Datapath != "" && a.State != agentapi.StateIdle }) // failed: only to change its filter
 }

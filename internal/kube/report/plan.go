@@ -32,7 +32,7 @@ type planner struct {
 
 	drains         time.Time              // since when the agent drains
 	uninstalled    bool                   // the last write of the SMCRNode is in the queue, or done
-	toldOfEnd      bool                   // it is done
+	toldOfEnd      bool                   // the last write of the SMCRNode is done
 	nodeConditions []metav1.Condition     // as last planned, or as the API server had them
 	nodeDevices    []v1alpha1.NodeDevice  // as last planned
 	nodeUID        types.UID              // of the SMCRNode
@@ -79,8 +79,8 @@ func (p *planner) plan(s *Snapshot, now time.Time) {
 	}
 }
 
-// leavesPods says whether the annotations of the pods are left to the agent's successor: an
-// agent without connections that last ends at once.
+// leavesPods says whether the pods' annotations are not written for now, because the agent has just
+// begun to drain: without long connections it ends at once, and its successor writes them.
 func (p *planner) leavesPods(s *Snapshot, now time.Time) bool {
 	if !s.Status.Draining || s.Uninstalled {
 		p.drains = time.Time{}
@@ -99,9 +99,10 @@ func (p *planner) planNode(s *Snapshot, now time.Time) {
 	if (s.Early || s.Status.Started.IsZero()) && !s.Uninstalled {
 		return // an agent that has not begun has no devices yet, which says nothing about them
 	}
-	// That a node was left is said first: the rest the controller would say, too, and there
-	// may be more pods than there is time for. That it is uninstalled is said last: the
-	// controller ends then, and the agent alone takes the annotations off the pods.
+	// If the agent left the node, the SMCRNode is written first: there may be more pods than there
+	// is time for, and the controller writes the rest. If the product is uninstalled, the SMCRNode
+	// is written last: the controller waits for it before it ends, and only the agent takes the
+	// annotations off the pods.
 	clean := s.Left != "" || !p.queue.dirty()
 	p.uninstalled = s.Uninstalled && clean
 	status := nodeStatus(&p.id, s, clean)
@@ -197,11 +198,11 @@ func (p *planner) planLinks(s *Snapshot, now time.Time) {
 	if !s.Uninstalled {
 		groups = slices.Clone(s.Links)
 	}
-	if p.id.linksOnly { // those of the kernel are told by the agent that manages the node
+	if p.id.linksOnly { // the agent that manages the node reports those of the kernel
 		groups = slices.DeleteFunc(groups, func(g agentapi.LinkGroup) bool { return g.Datapath != "" })
 	}
 	if len(groups) > maxLinkObjects {
-		slices.SortStableFunc(groups, func(a, b agentapi.LinkGroup) int { // those of the kernel, which has no times, last
+		slices.SortStableFunc(groups, func(a, b agentapi.LinkGroup) int { // the kernel's last: they have no times
 			return cmp.Or(cmp.Compare(a.Datapath, b.Datapath), a.Opened.Compare(b.Opened))
 		})
 		groups = groups[:maxLinkObjects]
@@ -222,8 +223,8 @@ func (p *planner) planLinks(s *Snapshot, now time.Time) {
 	}
 }
 
-// isUnread tells whether a link group that is not in the snapshot may be there all the same, as its SMCRLink says that it is one of
-// the kernel's, and the kernel could not be asked.
+// isUnread tells whether a link group that is not in the snapshot may exist all the same: its
+// SMCRLink says that it is the kernel's, and the kernel could not be asked.
 func (p *planner) isUnread(s *Snapshot, k key) bool {
 	was, ok := p.queue.entries[k].want.state.(v1alpha1.SMCRLinkStatus)
 	return ok && was.Datapath == string(v1alpha1.DatapathKernel) && s.LinksProblem != "" && !s.Uninstalled && !p.id.linksOnly
@@ -265,7 +266,7 @@ func (p *planner) planLink(name string, status v1alpha1.SMCRLinkStatus, now time
 func linkTarget(object *v1alpha1.SMCRLink) target {
 	state := object.Status
 	counters := []int64{int64(state.Connections), state.RMBBytes}
-	state.Connections, state.RMBBytes, state.CountedAt = 0, 0, metav1.Time{} // the last one alone is no reason to write
+	state.Connections, state.RMBBytes, state.CountedAt = 0, 0, metav1.Time{} // another time alone is no reason to write
 	state.PeerPod = ""                                                       // the controller's
 	return target{present: true, state: state, counters: counters, body: object}
 }
@@ -438,7 +439,8 @@ func (p *planner) tellOfSettings(about corev1.ObjectReference, v *config.Verdict
 	}
 }
 
-// hostNote is the note of an event about a pod in the node's network: what the kernel lacks, of one that it does not carry.
+// hostNote is the note of an event about a pod in the node's network. If the kernel does not carry
+// the pod's connections, it says what the kernel lacks; else it is the given note.
 func hostNote(note string, code agentapi.Code, atts []*agentapi.Attachment) string {
 	switch code {
 	case agentapi.CodeNotAttached:
@@ -453,16 +455,18 @@ func hostNote(note string, code agentapi.Code, atts []*agentapi.Attachment) stri
 	return note
 }
 
-// noCgroup is the event about a pod in the node's network that its agent does not have.
+// noCgroup is the note of the event about a pod in the node's network whose cgroup the agent has not
+// found.
 const noCgroup = "connections of this pod, which is in the node's network, are plain TCP: the agent has not found its cgroup (NOT_ATTACHED): " +
 	"see kubectl smcr attachments, and whether the agent may look at the node's processes (the chart's kernelPath.revoke)"
 
-// observe has an annotation written again that somebody else changed. If the annotation
-// is to be away and comes back after it was removed, it is somebody else's, and stays.
+// observe has an annotation written again that somebody else changed. But if the pod is to have no
+// annotation, and one appears after it was removed, it is somebody else's, and stays.
 //
-// Not every change is in a snapshot of its own: who writes right after us may put back what the last
-// snapshot had, as the controller that has not seen this agent yet. So a snapshot that is newer than
-// our last write must have what we wrote.
+// Not every change shows as a difference between two snapshots: somebody who writes right after this
+// agent may put back what the last snapshot had, as a controller does that has not seen the agent
+// yet. So observe also compares: a snapshot that is newer than the agent's last write must have
+// what the agent wrote.
 func (p *planner) observe(s *Snapshot, v *config.Verdict, pp *podPlan, now time.Time) {
 	has, version := s.Annotations[v.UID], s.Versions[v.UID]
 	name := types.NamespacedName{Namespace: v.Namespace, Name: v.Name}

@@ -19,10 +19,9 @@ import (
 type podStatus struct {
 	word string // v1alpha1.PodStatus..., empty for none
 	code agentapi.Code
-	// older says that connections from before are on SMC-R still, of a pod whose new ones
-	// are refused.
+	// older says that new connections of the pod are refused, while older ones are still on SMC-R.
 	older bool
-	// kernel says that the pod's kernel carries the connections, of a pod that is enabled.
+	// kernel says that the pod is enabled, and that its kernel carries the connections.
 	kernel bool
 }
 
@@ -39,8 +38,8 @@ func (p podStatus) String() string {
 	return p.word + ": " + string(p.code)
 }
 
-// parsePodStatus is the reverse of String. A text that String does not return is no
-// status, but what the controller wrote of a pod whose kernel carried on without an agent.
+// parsePodStatus is the reverse of String. Other texts are no status, with one exception: what the
+// controller writes for a pod whose kernel carries on without an agent.
 func parsePodStatus(s string) podStatus {
 	if s == v1alpha1.PodStatusKernel || s == v1alpha1.PodStatusKernelNoAgent {
 		return podStatus{word: v1alpha1.PodStatusEnabled, kernel: true}
@@ -101,9 +100,9 @@ func (t *traffic) carried(at time.Time) {
 	}
 }
 
-// forget forgets what became of connections before now: they were judged by other policies.
-// For as long as policies take to be in force, new ones may still be. Events tell of them all
-// the same.
+// forget forgets what became of connections before now, because they were judged by other policies.
+// New connections are also left out for as long as the new policies may take to be in force. Events
+// tell of these connections all the same.
 func (t *traffic) forget(now time.Time) { *t = traffic{latest: t.latest, since: now.Add(policyDelay)} }
 
 // refused tells whether connections of the pod are refused now.
@@ -111,8 +110,9 @@ func (t *traffic) refused(now time.Time, required bool) bool {
 	return t.reason(now) != agentapi.CodeOK && t.isRefusal(required)
 }
 
-// isRefusal tells whether the last connection that was not on SMC-R was reset, because a policy
-// requires SMC-R. One whose rendezvous broke is reset under any policy, and the next is plain TCP unless one requires SMC-R.
+// isRefusal tells whether the last connection that was not on SMC-R was reset because a policy
+// requires SMC-R. A reset alone does not say so: a connection whose rendezvous broke is reset under
+// any policy, and the next one is plain TCP unless a policy requires SMC-R.
 func (t *traffic) isRefusal(required bool) bool {
 	return t.last.Reason == agentapi.CodeRequired || required && t.last.Mode == agentapi.ModeReset
 }
@@ -125,9 +125,9 @@ func (t *traffic) reason(now time.Time) agentapi.Code {
 	return t.last.Reason
 }
 
-// saysWhyNot tells whether a reason is one for which a connection is plain TCP. Others,
-// a destination that does not answer for example, a connection without SMC-R has too; and two
-// pods on one node are left alone on purpose.
+// saysWhyNot tells whether a reason is one for which a connection is plain TCP. Other reasons also
+// occur without SMC-R, such as a destination that does not answer, or are on purpose, as for two
+// pods on one node.
 func saysWhyNot(c agentapi.Code) bool {
 	switch c {
 	case agentapi.CodeOK, agentapi.CodeNoPolicy, agentapi.CodeConnect, agentapi.CodeApplication,
@@ -193,8 +193,9 @@ func whyPlain(s *Snapshot, v *config.Verdict, atts []*agentapi.Attachment, t *tr
 	return cmp.Or(pausedOf(atts), t.reason(now))
 }
 
-// lackOf is what the agent says that all connections of a pod lack. An attachment that is idle beside one that is ready, as
-// that of a sandbox before this one, says something of the pod only if programs have old sockets there.
+// lackOf is why all connections of a pod are plain TCP, as the agent says of the pod's attachments.
+// ready says that one of them is ready. Beside it, one that is idle, such as that of a former
+// sandbox, counts only if its reason is that programs have old sockets.
 func lackOf(atts []*agentapi.Attachment, ready bool) agentapi.Code {
 	for _, a := range atts {
 		if a.Reason != agentapi.CodeOK && (a.State == agentapi.StateReady || !ready || a.Reason == agentapi.CodeOldSockets) {
@@ -214,8 +215,8 @@ func ownDevices(atts []*agentapi.Attachment) (ids []string) {
 	return ids
 }
 
-// ownDown tells whether the ports of all devices that a pod has for itself are down. They are open, or the agent had said what
-// the pod lacks.
+// ownDown tells whether the ports of all devices that a pod has for itself are down. If the agent
+// could not open the devices, lackOf has said so before.
 func ownDown(s *Snapshot, own []string) bool {
 	down := false
 	for _, d := range s.PodDevices {
@@ -232,8 +233,8 @@ func ownDown(s *Snapshot, own []string) bool {
 
 func isUp(d agentapi.Device) bool { return d.Port == portActive }
 
-// hostStatusOf is the status of a pod in the node's network, which its kernel carries or nobody. What the agent has on
-// the node does not matter to it.
+// hostStatusOf is the status of a pod in the node's network, which its kernel carries or nobody. The
+// agent's devices do not matter.
 func hostStatusOf(atts []*agentapi.Attachment) podStatus {
 	if len(atts) == 0 {
 		return podStatus{word: v1alpha1.PodStatusPending, code: agentapi.CodeNotAttached}

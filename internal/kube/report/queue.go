@@ -139,7 +139,7 @@ type queue struct {
 	blocked   bool
 	away      time.Duration // the pause after the last error of the API server
 	awayUntil time.Time
-	// Objects of which it is in doubt whether they were written wait for doubtUntil, too.
+	// An object of which it is not known whether it was written also waits for doubtUntil.
 	doubt      time.Duration
 	doubtUntil time.Time
 }
@@ -223,7 +223,7 @@ func (q *queue) next(now time.Time) (e *entry, again time.Time) {
 	for _, x := range q.entries {
 		c, at, ok := x.due()
 		if x.doubtful && q.doubt > 0 {
-			c = classNode // of whatever class it is: those in doubt have the few tries by turns, see broke
+			c = classNode // whatever its class: the doubtful ones take turns, see broke
 			if q.doubtUntil.After(at) {
 				at = q.doubtUntil
 			}
@@ -315,13 +315,14 @@ func (q *queue) unsure(k key, now time.Time) (pause time.Duration) {
 	return e.pause
 }
 
-// broke notes that the API server answered a write with an error of its own, which may be of this object only or of
-// all, see [isInternal]. Therefore the objects with such errors are tried one at a time, with a pause that grows up to
-// awayMost until a write succeeds, and the others wait after the first error of each object, but not for long:
+// broke notes that the API server answered a write with an internal error, which may concern this
+// object only or all objects, see [isInternal]. So objects that had such an error are doubtful, and
+// are tried one at a time, with a pause that grows up to awayMost until a write succeeds. All other
+// objects wait only after the first error of each doubtful object, and not for long:
 //
-//	0 s     pod a gets such an error, its first one: all wait for up to awayFirst
-//	1 s     pod b gets one, too: all wait for up to twice awayFirst
-//	5 s     pod a gets another one: pod b waits longer
+//	0 s     pod a gets its first internal error: all objects wait for up to awayFirst
+//	1 s     pod b gets its first one: all objects wait for up to twice awayFirst
+//	5 s     pod a gets another one: pods a and b wait longer, the others do not
 //	5.1 s   a link group is lost, which is written at once
 func (q *queue) broke(k key, now time.Time) (pause time.Duration) {
 	if e := q.entries[k]; e == nil || !e.doubtful {

@@ -74,7 +74,7 @@ type Reporter struct {
 	seed     *rand.Rand
 	logged   map[kind]time.Time // refusals
 	isAway   bool
-	lostAt   time.Time // of the last call without an answer, or with one that is of all objects
+	lostAt   time.Time // of the last call without an answer, or whose answer is about the API server as a whole
 
 	left     chan struct{} // closed when the last reports of a node that was left are written
 	leftOnce sync.Once
@@ -107,7 +107,7 @@ func (r *Reporter) Poke() {
 	}
 }
 
-// Left is closed when it is written that the node is clean, and all else.
+// Left is closed when all reports are written of a node that was left, and last that it is clean.
 func (r *Reporter) Left() <-chan struct{} { return r.left }
 
 // Run reports until ctx ends, whatever the API server does. What was not written when
@@ -249,7 +249,8 @@ func (r *Reporter) act(ctx context.Context, now time.Time) (again time.Time, bus
 		again = later
 	}
 	if busy = e != nil || ev != nil; !busy && again.IsZero() && r.isAway {
-		// What failed is not to be written any more, its pod has gone: so this caller does not know that the API server is away.
+		// Nothing is to be written any more, as the pod is gone whose write failed. So the reports do not
+		// know any more whether the API server is away.
 		r.isAway = false
 		r.contact.found(callerReports, now)
 	}
@@ -308,7 +309,7 @@ func (r *Reporter) write(ctx context.Context, e *entry) {
 	case isAboutObject(err):
 		r.back()
 		r.refused(k, err, r.queue.refused(k, now), now)
-	case isInternal(err): // it answers, but perhaps nobody
+	case isInternal(err): // it answers; perhaps so to every write
 		r.replied(now)
 		r.refused(k, err, r.queue.broke(k, now), now)
 	default:
@@ -402,7 +403,7 @@ func (r *Reporter) away(ctx context.Context, err error, now time.Time) {
 	}
 }
 
-// back notes that the API server did as it was asked, or that it refused.
+// back notes that the API server works: it did what it was asked, or refused it.
 func (r *Reporter) back() {
 	r.queue.answered()
 	r.contact.found(callerReports, time.Now())
@@ -412,8 +413,9 @@ func (r *Reporter) back() {
 	}
 }
 
-// replied notes that the API server answered with an error of its own. In an outage such answers come between calls
-// without any; one that is over had its end with the last of these.
+// replied notes that the API server answered with an internal error. During an outage, such answers
+// come between calls without an answer. So the outage is over only if there was no call without an
+// answer for repliedOnly; it ended with the last one.
 func (r *Reporter) replied(now time.Time) {
 	if r.isAway && now.Sub(r.lostAt) >= repliedOnly {
 		r.isAway = false

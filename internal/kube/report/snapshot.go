@@ -16,7 +16,7 @@ type Snapshot struct {
 	// written.
 	Status agentapi.Status
 	Links  []agentapi.LinkGroup
-	// LinksProblem is why Links lacks those of the kernel, "" if it lacks none.
+	// LinksProblem is why Links lacks the kernel's link groups; "" if it lacks none.
 	LinksProblem string
 	Attachments  []agentapi.Attachment
 	// PodDevices are the devices that pods can have for themselves.
@@ -38,8 +38,8 @@ type Snapshot struct {
 	// agent has done what they want. Until then no pod status and no SMCRLink is written
 	// or deleted.
 	Reconciled bool
-	// Early is set while what the SMCRNode says of an earlier agent is needed: it is not written
-	// then, unless the node is left.
+	// Early is set while the agent still needs what the SMCRNode says of an earlier agent: until
+	// then the SMCRNode is not written, unless the node is left.
 	Early bool
 	// Uninstalled is set once the agent has left the node clean.
 	Uninstalled bool

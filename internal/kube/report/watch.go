@@ -126,7 +126,8 @@ func (p *planner) seen(s observation, now time.Time) (nodeDeleted bool) {
 		}
 		return false
 	case e == nil && s.key.kind == kindLink && s.target.present:
-		// A write of an earlier state that was late, or a restored backup: the next plan deletes it if its group is gone.
+		// An old SMCRLink appeared: an earlier write arrived late, or a backup was restored. The next plan
+		// deletes it if its link group is gone.
 		p.takeLink(s, now)
 		return false
 	case e == nil, s.key.kind == kindNode && p.uninstalled:
@@ -135,7 +136,7 @@ func (p *planner) seen(s observation, now time.Time) (nodeDeleted bool) {
 		return false // the object was written here since: the observation is old
 	case s.target.present == e.wrote.present && e.wrote.same(&s.target):
 		return false
-	case s.key.kind == kindLink && p.links[s.key.name] == nil: // it is not to be as it was, but to be deleted, or not planned yet
+	case s.key.kind == kindLink && p.links[s.key.name] == nil: // the SMCRLink is to be deleted, or is not planned yet
 		p.queue.drop(s.key)
 		delete(p.uids, s.key.name)
 		if s.target.present {
