@@ -86,16 +86,6 @@ func same[T comparable](c *checker, property string, got, want T) error {
 	return &PropertyError{c.w.Device.ID, property, fmt.Sprint(got), fmt.Sprint(want)}
 }
 
-// firstOf is the first error that is not nil.
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // yes describes a state that is on or off.
 func yes(b bool, on, off string) string {
 	if b {
@@ -129,7 +119,7 @@ func (c *checker) inPod() error {
 		if c.w.Mode == ModeIPVlan {
 			its = c.t.isChild(l, parent)
 		}
-		return firstOf(
+		return cmp.Or(
 			same(c, "interface "+c.w.IfName+" in the pod", yes(its, "of the device", "of something else"), "of the device"),
 			same(c, "state", yes(isUp(l), "up", "down"), "up"),
 			same(c, "mac", l.Attrs().HardwareAddr.String(), c.w.MAC),
@@ -146,7 +136,7 @@ func (c *checker) inHost() error {
 			if err != nil {
 				return err
 			}
-			if err := firstOf(
+			if err := cmp.Or(
 				same(c, "interface "+c.w.Original.Name+" in the host", yes(l != nil, "there", "missing"), "there"),
 				same(c, "state of "+c.w.Original.Name, yes(l != nil && isUp(l), "up", "down"), "up"),
 			); err != nil {
@@ -160,7 +150,7 @@ func (c *checker) inHost() error {
 		if err != nil {
 			return err
 		}
-		if err := firstOf(
+		if err := cmp.Or(
 			same(c, "PF "+c.w.Device.PF, yes(pf != nil, "there", "missing"), "there"),
 			same(c, "state of PF "+c.w.Device.PF, yes(pf != nil && isUp(pf), "up", "down"), "up"),
 		); err != nil {
@@ -177,7 +167,7 @@ func (c *checker) settings(p *PFSettings) error {
 	}
 	s := &c.w.Settings
 	if s.VLAN != nil {
-		if err := firstOf(
+		if err := cmp.Or(
 			same(c, "vlan", p.VLAN, *s.VLAN),
 			same(c, "vlanQoS", p.VLANQoS, value(s.VLANQoS, 0)),
 			same(c, "vlanProto", p.VLANProto, value(s.VLANProto, protoQ)),
@@ -185,7 +175,7 @@ func (c *checker) settings(p *PFSettings) error {
 			return err
 		}
 	}
-	return firstOf(
+	return cmp.Or(
 		same(c, "mac by the PF", p.MAC, value(s.MAC, p.MAC)),
 		same(c, string(SettingSpoofCheck), p.SpoofCheck, value(s.SpoofCheck, p.SpoofCheck)),
 		same(c, string(SettingTrust), p.Trust, value(s.Trust, p.Trust)),

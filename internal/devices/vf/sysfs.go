@@ -159,9 +159,9 @@ func inPods(journals map[string]*journal) map[string]bool {
 // softKind is the kind of a software device, as rdma link add has it: rxe or siw.
 func (s sysfs) softKind(rdma string) string {
 	if strings.HasSuffix(s.text(classIB, rdma, "node_type"), "RNIC") {
-		return "siw"
+		return kindSIW
 	}
-	return "rxe"
+	return kindRXE
 }
 
 // netState is StateUp or StateDown, by the carrier of an interface. The operstate of a
