@@ -371,26 +371,30 @@ func (t *task) leavePod(ctx context.Context) error {
 		if err := errors.Join(dropNames(h, l, w.traits().AltNames), t.did("names")); err != nil {
 			return err
 		}
-		if err := t.alone(func(context.Context) error {
-			err := moveLink(l, w.Original.Name, t.home)
-			if !errors.Is(err, unix.EEXIST) {
-				return err
-			}
-			// Another interface of the host has the name. If the name that the interface has
-			// in the pod was free there, the kernel has moved it all the same.
-			if there, ferr := search(h, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().Index }); ferr != nil || there == nil {
-				return ferr
-			}
-			if err := dropNames(h, l, nil); err != nil { // the host may have given one to another interface
-				return err
-			}
-			return moveLink(l, w.temporaryName(), t.home)
-		})(ctx); err != nil {
+		if err := t.alone(func(context.Context) error { return t.moveHome(h, l) })(ctx); err != nil {
 			return err
 		}
 		t.moved = true
 		return t.did("moved back")
 	})
+}
+
+// moveHome moves an interface of the pod to the host, under its original name, or under a
+// temporary one if another interface of the host has the original name. h is of the pod.
+func (t *task) moveHome(h *netlink.Handle, l netlink.Link) error {
+	err := moveLink(l, t.w().Original.Name, t.home)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	// The kernel has moved the interface all the same, if the name that it has in the pod was free
+	// in the host: then it is not in the pod any more.
+	if there, ferr := search(h, func(o netlink.Link) bool { return o.Attrs().Index == l.Attrs().Index }); ferr != nil || there == nil {
+		return ferr
+	}
+	if err := dropNames(h, l, nil); err != nil { // the host may have given one to another interface
+		return err
+	}
+	return moveLink(l, t.w().temporaryName(), t.home)
 }
 
 // temporaryName is a name for the interface that no other device of this node has. It keeps
@@ -575,31 +579,11 @@ func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Lin
 	if err := errors.Join(t.restoreTraits(h, l), t.did("flags and names")); err != nil {
 		return err
 	}
-	if l.Attrs().Name != o.Name {
-		if err := setUp(h, l, false); err != nil {
-			return err
-		}
-		err := h.LinkSetName(l, o.Name)
-		if errors.Is(err, unix.EEXIST) { // another interface has the name by now: the pod's name must not stay
-			if err = h.LinkSetName(l, t.w().temporaryName()); errors.Is(err, unix.EEXIST) {
-				err = nil
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("rename %s to %s: %w", l.Attrs().Name, o.Name, err)
-		}
-		if err := t.did("original name"); err != nil {
-			return err
-		}
+	if err := t.restoreName(h, l); err != nil {
+		return err
 	}
-	if l.Attrs().MTU != o.MTU {
-		// What bounds it, the PF or the network below, may have a lower one by now. The device comes back with less then.
-		if err := h.LinkSetMTU(l, o.MTU); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ERANGE) {
-			return fmt.Errorf("set MTU of %s to %d: %w", l.Attrs().Name, o.MTU, err)
-		}
-		if err := t.did("original MTU"); err != nil {
-			return err
-		}
+	if err := t.restoreMTU(h, l); err != nil {
+		return err
 	}
 	now, err := h.LinkByIndex(l.Attrs().Index)
 	if err != nil {
@@ -625,6 +609,41 @@ func (t *task) restoreLink(ctx context.Context, h *netlink.Handle, l netlink.Lin
 		return t.did("original alias")
 	}
 	return nil
+}
+
+// restoreName gives an interface its original name, or a temporary one if another interface of the
+// host has the original name by now: the pod's name must not stay.
+func (t *task) restoreName(h *netlink.Handle, l netlink.Link) error {
+	want := t.w().Original.Name
+	if l.Attrs().Name == want {
+		return nil
+	}
+	if err := setUp(h, l, false); err != nil {
+		return err
+	}
+	err := h.LinkSetName(l, want)
+	if errors.Is(err, unix.EEXIST) {
+		if err = h.LinkSetName(l, t.w().temporaryName()); errors.Is(err, unix.EEXIST) {
+			err = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("rename %s to %s: %w", l.Attrs().Name, want, err)
+	}
+	return t.did("original name")
+}
+
+// restoreMTU gives an interface its original MTU. If the PF, or the interface below, allows only a
+// lower MTU by now, the device comes back with that.
+func (t *task) restoreMTU(h *netlink.Handle, l netlink.Link) error {
+	want := t.w().Original.MTU
+	if l.Attrs().MTU == want {
+		return nil
+	}
+	if err := h.LinkSetMTU(l, want); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ERANGE) {
+		return fmt.Errorf("set MTU of %s to %d: %w", l.Attrs().Name, want, err)
+	}
+	return t.did("original MTU")
 }
 
 func restoreAddresses(h *netlink.Handle, l netlink.Link, want []string) error {
