@@ -4,6 +4,7 @@ package vf
 
 import (
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -55,48 +56,63 @@ func parseAlias(s string) (Wiring, bool) {
 		return Wiring{}, false
 	}
 	w := Wiring{Device: Device{VF: -1}}
-	o := &w.Original
 	for _, word := range words[1:] {
 		key, value, ok := strings.Cut(word, "=")
 		if !ok {
 			return Wiring{}, false
 		}
-		switch key {
-		case "d":
-			w.Device.ID = value
-		case "c":
-			w.Owner.ContainerID = value
-		case "i":
-			w.IfName, w.Owner.IfName = value, value // "l" comes later
-		case "l":
-			w.IfName = value
-		case "o":
-			w.Mode = Mode(value)
-		case "n":
-			o.Name = value
-		case "m":
-			o.MTU, _ = strconv.Atoi(value) // checked below
-		case "a":
-			o.MAC = value
-		case "u":
-			o.Up = value == "1"
-		case "r":
-			names := strings.Split(value, ",")
-			w.Device.SoftRDMA, o.RDMA = names[0], names[1:]
-			w.Device.RDMA = o.RDMA
-		case "k":
-			w.Owner.NetNSID, _ = strconv.ParseUint(value, 10, 64) // 0 is no namespace
-		case "p":
-			w.Owner.NetNS = value
-		}
+		w.setWord(key, value)
 	}
+	return w, w.isValidAlias()
+}
+
+// setWord takes over one word of an alias, unchecked.
+func (w *Wiring) setWord(key, value string) {
+	o := &w.Original
+	switch key {
+	case "d":
+		w.Device.ID = value
+	case "c":
+		w.Owner.ContainerID = value
+	case "i":
+		w.IfName, w.Owner.IfName = value, value // "l" comes later
+	case "l":
+		w.IfName = value
+	case "o":
+		w.Mode = Mode(value)
+	case "n":
+		o.Name = value
+	case "m":
+		o.MTU, _ = strconv.Atoi(value) // after an error 0, which isValidAlias refuses
+	case "a":
+		o.MAC = value
+	case "u":
+		o.Up = value == "1"
+	case "r":
+		names := strings.Split(value, ",")
+		w.Device.SoftRDMA, o.RDMA = names[0], names[1:]
+		w.Device.RDMA = o.RDMA
+	case "k":
+		w.Owner.NetNSID, _ = strconv.ParseUint(value, 10, 64) // 0 is no namespace
+	case "p":
+		w.Owner.NetNS = value
+	}
+}
+
+// isValidAlias tells whether all values of an alias are such as this package writes.
+func (w *Wiring) isValidAlias() bool {
+	o := &w.Original
+	soft := w.Device.SoftRDMA == kindRXE || w.Device.SoftRDMA == kindSIW
 	_, err := net.ParseMAC(o.MAC)
-	valid := checkID(w.Device.ID) == nil && w.Owner.ContainerID != "" && validName(w.IfName) && validName(o.Name) && o.MTU >= minMTU && o.MTU <= maxMTU &&
-		err == nil && (w.Mode == ModeMove || w.Mode == ModeIPVlan) && len(o.RDMA) <= maxRDMA && (len(o.RDMA) == 0 || w.Device.SoftRDMA == kindRXE || w.Device.SoftRDMA == kindSIW)
-	for _, r := range o.RDMA {
-		valid = valid && validRDMAName(r)
+	switch {
+	case checkID(w.Device.ID) != nil, w.Owner.ContainerID == "", !validName(w.IfName), !validName(o.Name):
+		return false
+	case o.MTU < minMTU, o.MTU > maxMTU, err != nil, w.Mode != ModeMove && w.Mode != ModeIPVlan:
+		return false
+	case len(o.RDMA) > maxRDMA, len(o.RDMA) > 0 && !soft:
+		return false
 	}
-	return w, valid
+	return !slices.ContainsFunc(o.RDMA, func(name string) bool { return !validRDMAName(name) })
 }
 
 func validRDMAName(s string) bool {
