@@ -355,33 +355,19 @@ type step struct {
 }
 
 func (t *task) steps() []step {
-	home := func(f func(*netlink.Handle, netlink.Link) error) func(context.Context) error {
-		return func(context.Context) error {
-			return in(t.home, func(h *netlink.Handle) error {
-				l, err := find(h, t.w().Original.Name)
-				if err == nil && l == nil {
-					err = fmt.Errorf("interface %s: %w: another program removed or moved it", t.w().Original.Name, ErrNotFound)
-				}
-				if err != nil {
-					return err
-				}
-				return f(h, l)
-			})
-		}
-	}
-	steps := []step{{"mark", home(t.mark)}}
+	steps := []step{{"mark", t.inHome(t.mark)}}
 	if t.w().Device.VF >= 0 {
 		steps = append(steps, step{"settings", func(context.Context) error { return in(t.home, t.applyPF) }})
 	}
-	steps = append(steps, step{"address", home(t.setMAC)})
+	steps = append(steps, step{"address", t.inHome(t.setMAC)})
 	if t.w().Device.VF >= 0 && t.w().Settings.Trust != nil {
 		// The driver of a trusted VF keeps its own address.
 		steps = append(steps, step{"trust", func(context.Context) error { return in(t.home, t.applyTrust) }})
 	}
 	if t.w().Mode == ModeIPVlan {
-		steps = append(steps, step{"parent", home(t.prepareParent)}, step{"child", home(t.addChild)}, step{"up", t.upChild})
+		steps = append(steps, step{"parent", t.inHome(t.prepareParent)}, step{"child", t.inHome(t.addChild)}, step{"up", t.upChild})
 	} else {
-		steps = append(steps, step{"move", t.alone(home(t.move))}, step{"mtu", t.inPod(t.configure)}, step{"up", t.inPod(t.up)}, step{"rdma", t.followRDMA})
+		steps = append(steps, step{"move", t.alone(t.inHome(t.move))}, step{"mtu", t.inPod(t.configure)}, step{"up", t.inPod(t.up)}, step{"rdma", t.followRDMA})
 	}
 	return append(steps, step{"port", t.waitPorts})
 }
@@ -422,20 +408,35 @@ func (t *task) move(h *netlink.Handle, l netlink.Link) error {
 	return err
 }
 
+// inHome calls f with the device's interface in the host.
+func (t *task) inHome(f func(*netlink.Handle, netlink.Link) error) func(context.Context) error {
+	return func(context.Context) error {
+		name := t.w().Original.Name
+		return withLink(t.home, name, "interface "+name, f)
+	}
+}
+
 // inPod calls f with the interface that the pod got.
 func (t *task) inPod(f func(*netlink.Handle, netlink.Link) error) func(context.Context) error {
 	return func(context.Context) error {
-		return in(t.pod, func(h *netlink.Handle) error {
-			l, err := find(h, t.w().IfName)
-			if err == nil && l == nil {
-				err = fmt.Errorf("interface %s in the pod: %w: another program removed or moved it", t.w().IfName, ErrNotFound)
-			}
-			if err != nil {
-				return err
-			}
-			return f(h, l)
-		})
+		name := t.w().IfName
+		return withLink(t.pod, name, "interface "+name+" in the pod", f)
 	}
+}
+
+// withLink calls f with an interface of a namespace; what names the interface in the error that it
+// is not there.
+func withLink(ns *linux.NetNS, name, what string, f func(*netlink.Handle, netlink.Link) error) error {
+	return in(ns, func(h *netlink.Handle) error {
+		l, err := find(h, name)
+		if err == nil && l == nil {
+			err = fmt.Errorf("%s: %w: another program removed or moved it", what, ErrNotFound)
+		}
+		if err != nil {
+			return err
+		}
+		return f(h, l)
+	})
 }
 
 // configure makes the settings that must be made before the interface is up.
