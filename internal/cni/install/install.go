@@ -24,9 +24,8 @@ import (
 // PluginConf is the configuration of the plugin in the list. The zero value of each field
 // is the plugin's default.
 type PluginConf struct {
-	DataDir      string
-	AgentSocket  string
-	AgentTimeout time.Duration
+	DataDir     string
+	AgentSocket string
 	// Required keeps every pod of the node from starting while the agent does not answer.
 	Required bool
 	// ReportStatus makes the node NotReady while the agent is away.
@@ -43,11 +42,6 @@ type Config struct {
 	ConfDir   string // where it looks for networks
 	Plugin    PluginConf
 	Log       *slog.Logger
-	// OnChange is called by Run when the status changed in more than its counters. It
-	// may be nil and must not block for long.
-	OnChange func(Status)
-	// Interval is the time between checks while the plugin is installed. Default: 30 s.
-	Interval time.Duration
 }
 
 // Validate tells whether the configuration makes sense.
@@ -56,9 +50,6 @@ func (c Config) Validate() error {
 		if !filepath.IsAbs(p.path) {
 			return fmt.Errorf("CNI installation: %s %q is not an absolute path", p.name, p.path)
 		}
-	}
-	if c.Interval < 0 {
-		return fmt.Errorf("CNI installation: Interval %v is negative", c.Interval)
 	}
 	entry, err := c.Plugin.entry()
 	if err != nil {
@@ -96,14 +87,13 @@ func (p PluginConf) entry() ([]byte, error) {
 		Managed      bool   `json:"smcr.io/managed"`
 		DataDir      string `json:"dataDir,omitempty"`
 		AgentSocket  string `json:"agentSocket,omitempty"`
-		AgentTimeout int64  `json:"agentTimeoutMilliseconds,omitempty"`
 		Required     bool   `json:"required,omitempty"`
 		ReportStatus bool   `json:"reportStatus,omitempty"`
 
 		IPAM json.RawMessage `json:"ipam,omitempty"`
 	}{
 		Type: cni.PluginType, Managed: true, DataDir: p.DataDir, AgentSocket: p.AgentSocket,
-		AgentTimeout: p.AgentTimeout.Milliseconds(), Required: p.Required, ReportStatus: p.ReportStatus, IPAM: p.IPAM,
+		Required: p.Required, ReportStatus: p.ReportStatus, IPAM: p.IPAM,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("CNI installation: %w", err)
@@ -144,9 +134,6 @@ func New(c Config) (*Installer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("CNI installation: %w", err)
 	}
-	if c.Interval == 0 {
-		c.Interval = defaultInterval
-	}
 	in := &Installer{
 		c: c, log: c.Log, entry: entry, ipam: conf.IPAM.Type, data: conf.DataDir, now: time.Now, grace: reloadGrace,
 		bin:     binary{source: c.BinSource, dir: c.BinDir, name: cni.PluginType},
@@ -166,7 +153,7 @@ func (in *Installer) Status() Status {
 	return in.status
 }
 
-// update changes the status, logs what changed, and reports it.
+// update changes the status, and logs a change of more than its counters.
 func (in *Installer) update(fn func(*Status)) {
 	in.mu.Lock()
 	old := in.status
@@ -186,9 +173,6 @@ func (in *Installer) update(fn func(*Status)) {
 	case StateContested: // pass has logged it
 	default:
 		in.log.Info("CNI installation", "state", string(s.State), "file", s.File, "network", s.Network, "detail", s.Detail)
-	}
-	if in.c.OnChange != nil {
-		in.c.OnChange(s)
 	}
 }
 
@@ -260,7 +244,7 @@ func (in *Installer) once() (decision, error) {
 	if err := cni.CheckDataDir(in.data); err != nil {
 		// No pod can start while a list names a plugin that refuses all of them. The program stays up to date: further
 		// networks may have it, with directories of their own.
-		_, cerr := in.copy()
+		cerr := in.copy()
 		return d, errors.Join(err, in.carryOut(decide(files, goal{unfinished: never}).changes), cerr)
 	}
 	if d.newer && in.bin.usable() {
@@ -270,10 +254,9 @@ func (in *Installer) once() (decision, error) {
 		if err := in.carryOut(d.changes); err != nil {
 			return d, err
 		}
-		_, err := in.copy()
-		return d, err
+		return d, in.copy()
 	}
-	if _, err := in.copy(); err != nil {
+	if err := in.copy(); err != nil {
 		if !in.bin.usable() && chainedIn(files) {
 			// No pod can start while a list names a plugin that is not there.
 			d = decide(files, goal{unfinished: never})
@@ -304,13 +287,14 @@ func (in *Installer) unfinished(files []file) func(string) bool {
 	return func(name string) bool { return now.Sub(next[name]) < invalidGrace }
 }
 
-func (in *Installer) copy() (bool, error) {
+// copy puts the plugin's binary in place, if it is not there yet.
+func (in *Installer) copy() error {
 	changed, err := in.bin.install()
 	if changed {
 		in.log.Info("installed the CNI plugin", "path", in.bin.path())
 		in.update(func(s *Status) { s.Copies++ })
 	}
-	return changed, err
+	return err
 }
 
 // carryOut makes the changes in order, up to the first error.

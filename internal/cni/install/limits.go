@@ -25,9 +25,9 @@ const (
 	// is never reached in practice; stopping there would lose the owner's last write.
 	maxSwaps = 1000
 
-	// defaultInterval is the time between checks while the plugin is installed: they
+	// checkInterval is the time between checks while the plugin is installed: they
 	// find changes that the watch misses.
-	defaultInterval = 30 * time.Second
+	checkInterval = 30 * time.Second
 	// troubleInterval is the time between checks while the plugin is not installed, for
 	// example because the disk is full, and where the watch does not work.
 	troubleInterval = 5 * time.Second

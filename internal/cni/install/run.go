@@ -81,9 +81,9 @@ func (in *Installer) work(ctx context.Context, l *files.Lock) error {
 			return err
 		}
 		in.pass()
-		interval := in.c.Interval
+		interval := checkInterval
 		if s := in.Status(); !s.Working() || !complete {
-			interval = min(interval, troubleInterval)
+			interval = troubleInterval
 		}
 		if !in.wait(ctx, w, interval) || !l.Stands() {
 			return nil
