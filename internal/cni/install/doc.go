@@ -14,8 +14,7 @@
 //
 // The end of [Installer.Run] leaves everything in place: pods are made also while an
 // agent restarts, and they need the plugin to get a record. [Installer.Uninstall] removes
-// what was installed, [Installer.Status] is the state of the installation, and [Inspect]
-// finds the state out without changing anything.
+// what was installed, and [Installer.Status] is the state of the installation.
 //
 // # The network's configuration
 //

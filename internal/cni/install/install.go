@@ -316,44 +316,6 @@ func (in *Installer) carryOut(changes []change) error {
 	return nil
 }
 
-// Inspect finds out the status of a node without changing anything. Detail says what Run
-// would do.
-func Inspect(c Config) (Status, error) {
-	in, err := New(c)
-	if err != nil {
-		return Status{}, err
-	}
-	files, err := scan(c.ConfDir)
-	if err != nil {
-		return Status{State: StateBroken, Detail: advise(err)}, nil
-	}
-	d := decide(files, goal{entry: in.entry, unfinished: never})
-	s := Status{State: d.state, Detail: join(d.detail, in.noIPAM()), File: d.active, Network: d.network, CNIVersion: d.version}
-	if err := cni.CheckDataDir(in.data); err != nil {
-		s.State, s.Detail = StateBroken, join(advise(err), s.Detail)
-	}
-	if s.State != StateInstalled {
-		return s, nil
-	}
-	if len(d.changes) > 0 {
-		s.State, s.Detail = StateAbsent, join(d.active+" does not have the plugin, or not as configured", s.Detail)
-	}
-	err = in.bin.readSource()
-	same := false
-	if err == nil {
-		same, err = in.bin.identical()
-	}
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return Status{}, fmt.Errorf("look for the CNI plugin: %w", err)
-	case err != nil:
-		s.State, s.Detail = StateBroken, join(advise(err), s.Detail)
-	case !same:
-		s.State, s.Detail = StateAbsent, join(in.bin.path()+" is missing, or of another version", s.Detail)
-	}
-	return s, nil
-}
-
 // Uninstall takes the plugin out of the network's configuration, and reloadGrace later
 // removes its binary. Run must have ended. What other programs wrote stays. Uninstall may
 // be called again after an error.

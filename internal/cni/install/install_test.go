@@ -209,9 +209,6 @@ func TestInstaller_ipam(t *testing.T) {
 	if s := in.Status(); !s.Working() || !strings.Contains(s.Detail, missing) {
 		t.Errorf("status without the IPAM plugin: %+v", s)
 	}
-	if s, err := Inspect(in.c); err != nil || s.State != StateInstalled || !strings.Contains(s.Detail, missing) {
-		t.Errorf("inspected without the IPAM plugin: %+v, %v", s, err)
-	}
 	must(t, os.WriteFile(filepath.Join(h.bin, "whereabouts"), []byte("#!program"), 0o755))
 	in.pass()
 	if s := in.Status(); !s.Working() || s.Detail != "" {
@@ -578,35 +575,7 @@ func TestInstaller_dataDir(t *testing.T) {
 		if broken != strings.Contains(s.Detail, way+" may be written by others than root") {
 			t.Errorf("with mode %o: %q", tt.mode, s.Detail)
 		}
-		if is, err := Inspect(in.c); err != nil || is.State != tt.state || broken != strings.Contains(is.Detail, "may be written by others") {
-			t.Errorf("inspected with mode %o: %+v, %v", tt.mode, is, err)
-		}
 	}
-}
-
-func TestInspect(t *testing.T) {
-	h := newHost(t)
-	c := h.installer().c
-	look := func(want State, detail string) {
-		t.Helper()
-		before := h.names()
-		s, err := Inspect(c)
-		must(t, err)
-		if s.State != want || !strings.Contains(s.Detail, detail) {
-			t.Errorf("%+v, want %s, %q", s, want, detail)
-		}
-		if diff := cmp.Diff(before, h.names()); diff != "" {
-			t.Errorf("Inspect changed files: %s", diff)
-		}
-	}
-	look(StateWaiting, "no network")
-	h.write("10-x.conflist", string(short(t, "a")))
-	look(StateAbsent, "10-x.conflist does not have the plugin")
-	in := h.installer()
-	in.pass()
-	look(StateInstalled, "")
-	must(t, os.Remove(filepath.Join(h.bin, "smcr-cni")))
-	look(StateAbsent, "of another version")
 }
 
 func TestApply_changed(t *testing.T) {

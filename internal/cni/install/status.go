@@ -27,7 +27,7 @@ const (
 	StateContested State = "Contested"
 	// StateBroken means that the plugin cannot be installed; Detail says why.
 	StateBroken State = "Broken"
-	// StateAbsent is what Inspect says of a node without the plugin.
+	// StateAbsent means that Uninstall has taken the plugin away.
 	StateAbsent State = "Absent"
 )
 
