@@ -9,22 +9,23 @@ import (
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
-	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// hostLocal is the IPAM plugin that keeps what it gave in a directory of the node, which outlasts a reboot: a file for each
-// address, with the address as its name, and in it the container and the name of the interface. hostLocalDir has a directory
-// for each network, unless ipam.dataDir says otherwise.
+// hostLocal is the IPAM plugin that keeps the addresses that it gave in a directory of the node, which
+// outlasts a reboot. There is a file for each address, whose name is the address, and which has the
+// container and the name of the interface. hostLocalDir has a directory for each network; ipam.dataDir
+// may name another place.
 const (
 	hostLocal    = "host-local"
 	hostLocalDir = "/var/lib/cni/networks"
 )
 
-// keptNames are the names of the interfaces that host-local keeps addresses of for a pod. No other IPAM plugin says what
-// it keeps, and asking one for every name that a claimed device may have would take an execution for each, at the DEL of each pod.
-// The error says that this cannot be known just now.
+// keptNames are the names of the interfaces for which host-local keeps addresses of the pod. Other IPAM
+// plugins do not show what they keep: they would have to be executed once for every name that a
+// claimed device may have, at the DEL of each pod. The error says that the names cannot be known just
+// now.
 func (p Plugin) keptNames(c NetConf, args *skel.CmdArgs) ([]string, error) {
 	if c.IPAM.Type != hostLocal || args.IfName != podInterface {
 		return nil, nil
@@ -49,7 +50,7 @@ func (p Plugin) keptNames(c NetConf, args *skel.CmdArgs) ([]string, error) {
 	}
 	switch {
 	case records.IsShortage(err):
-		return out, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
+		return out, unknownAddresses(err)
 	case err != nil:
 		p.tell("DEL goes on without what host-local keeps: %v", err)
 	}

@@ -105,14 +105,14 @@ func (p Plugin) add(args *skel.CmdArgs) error {
 			return e
 		}
 		p.tell("ADD goes on without a record, and this pod stays on plain TCP: %s: %s", e.Msg, e.Details)
-		return p.print(c.prevResult)
+		return p.printPrevious(c)
 	}
 	event := Event{Verb: "ADD", ContainerID: a.ContainerID, IfName: a.IfName}
 	if err := p.notifyAgent(c, event); err != nil && c.Required {
 		// The runtime may not call DEL after an ADD that failed.
 		return notTaken(errors.Join(err, store.Delete(a.ContainerID, a.IfName)))
 	}
-	return p.print(c.prevResult)
+	return p.printPrevious(c)
 }
 
 // notTaken is the CNI error for an agent that does not answer.
@@ -196,9 +196,9 @@ func (p Plugin) tell(format string, args ...any) {
 	_, _ = fmt.Fprintf(p.Stderr, "smcr-cni: "+format+"\n", args...)
 }
 
-// print prints the previous result unchanged.
-func (p Plugin) print(result json.RawMessage) error {
-	if _, err := p.Stdout.Write(append(bytes.TrimSpace(result), '\n')); err != nil {
+// printPrevious prints the previous result unchanged.
+func (p Plugin) printPrevious(c NetConf) error {
+	if _, err := p.Stdout.Write(append(bytes.TrimSpace(c.prevResult), '\n')); err != nil {
 		return types.NewError(types.ErrIOFailure, "print result", err.Error())
 	}
 	return nil
@@ -243,9 +243,10 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	return firstError(errs)
 }
 
-// formerConf reads the configuration of attachments that end. A field that the plugin does not know keeps no pod from ending:
-// a later version of the plugin has made the attachment, or was to. Nor does a value that ADD refuses: whoever writes a pod or
-// a network could keep the runtime from ever taking the pod off.
+// formerConf reads the configuration of attachments that end. It accepts a field that the plugin does
+// not know: a later version of the plugin may have made the attachment. It also accepts a value that
+// ADD refuses: otherwise whoever writes a pod or a network could keep the runtime from ever ending
+// the pod.
 func (p Plugin) formerConf(b []byte) (NetConf, error) {
 	c, unknown, err := parseAnyNetConf(b)
 	if len(unknown) > 0 {
@@ -264,9 +265,9 @@ func (p Plugin) formerConf(b []byte) (NetConf, error) {
 // endRecord gives the addresses of an attachment back, removes its record, and tells the agent. unknown is that of delIPAM.
 func (p Plugin) endRecord(c NetConf, args *skel.CmdArgs) (unknown bool, err error) {
 	store := c.store()
-	kept, unknown, err := p.delIPAM(c, args)
+	mustStay, unknown, err := p.delIPAM(c, args)
 	errs := []error{err}
-	if !kept {
+	if !mustStay {
 		if err := store.Delete(args.ContainerID, args.IfName); err != nil {
 			errs = append(errs, storeError(err))
 		}
@@ -293,21 +294,22 @@ func firstError(errs []error) error {
 	return types.NewError(ce.Code, ce.Msg, joined(ce.Details, errors.Join(errs[1:]...)))
 }
 
-// delIPAM gives back the addresses of all interfaces that the record names, to the plugin
-// that gave them. Without a record they are those of the interface that
-// the call is about, and of the devices that the host says the attachment has. After a failure what the record
-// says of them is kept for the next DEL; kept says that it could not be kept elsewhere, so that the record has to stay. unknown says
-// that for want of descriptors or memory it is not known which addresses those are.
-func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept, unknown bool, err error) {
+// delIPAM gives back the addresses of an attachment to the IPAM plugin that gave them: those of all
+// interfaces that its record names or, without a record, those that it may have, see unrecorded.
+//
+// If that fails, the next DEL needs the record, so delIPAM moves it to the store owing. If it cannot,
+// mustStay tells the caller not to delete the record. unknown says that for want of descriptors or memory it is not known which
+// addresses those are.
+func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (mustStay, unknown bool, err error) {
 	a, rerr := c.store().Get(args.ContainerID, args.IfName)
 	if records.IsShortage(rerr) {
-		return true, true, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", rerr.Error())
+		return true, true, unknownAddresses(rerr)
 	}
-	owing, recorded := owing(c.DataDir), rerr == nil
+	owed, recorded := owing(c.DataDir), rerr == nil
 	if !recorded {
-		switch was, err := owing.Get(args.ContainerID, args.IfName); {
+		switch was, err := owed.Get(args.ContainerID, args.IfName); {
 		case records.IsShortage(err):
-			return false, true, types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
+			return false, true, unknownAddresses(err)
 		case err == nil:
 			a, rerr = was, nil
 		}
@@ -316,22 +318,28 @@ func (p Plugin) delIPAM(c NetConf, args *skel.CmdArgs) (kept, unknown bool, err 
 	var kerr error
 	switch {
 	case err == nil:
-		kerr = owing.Delete(args.ContainerID, args.IfName)
+		kerr = owed.Delete(args.ContainerID, args.IfName)
 	case recorded:
-		kerr = c.store().dir.MoveTo(owing.dir, a.FileName())
-		kept = kerr != nil
+		kerr = c.store().dir.MoveTo(owed.dir, a.FileName())
+		mustStay = kerr != nil
 	}
 	if kerr != nil {
 		p.tell("DEL: what addresses the pod had: %v", kerr)
 	}
-	return kept, unknown, err
+	return mustStay, unknown, err
 }
 
-// gcOwing gives back the addresses of attachments that are not valid, which DEL could not.
+// unknownAddresses is the CNI error if records of addresses cannot be read just now.
+func unknownAddresses(err error) error {
+	return types.NewError(types.ErrTryAgainLater, "it is not known what addresses the pod had", err.Error())
+}
+
+// gcOwing gives back the addresses of attachments that are not valid, and whose DEL could not give
+// them back.
 func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, ifName string) bool) error {
-	owing := owing(c.DataDir)
-	all, _, err := owing.List()
-	errs := []error{err, owing.dir.RemoveStale()}
+	owed := owing(c.DataDir)
+	all, _, err := owed.List()
+	errs := []error{err, owed.dir.RemoveStale()}
 	ctx, cancel := context.WithTimeout(context.Background(), ipamTimeout)
 	defer cancel()
 	for _, a := range all {
@@ -348,13 +356,13 @@ func (p Plugin) gcOwing(c NetConf, args *skel.CmdArgs, valid func(containerID, i
 			p.tell("GC: addresses of container %s are not given back, and are tried again: %v", a.ContainerID, err)
 			continue
 		}
-		errs = append(errs, owing.Delete(a.ContainerID, a.IfName))
+		errs = append(errs, owed.Delete(a.ContainerID, a.IfName))
 	}
 	return firstError(errs)
 }
 
-// giveBack gives the addresses of an attachment back; rerr is why there is no record of it. unknown says that there may be further ones,
-// which cannot be known just now.
+// giveBack gives the addresses of an attachment back. a is its record; if there is none, rerr says
+// why. unknown says that there may be further addresses, which cannot be known just now.
 func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a Attachment, rerr error) (unknown bool, err error) {
 	var names []string
 	for _, d := range a.wired() {
@@ -382,11 +390,15 @@ func (p Plugin) giveBack(ctx context.Context, c NetConf, args *skel.CmdArgs, a A
 	return unknown, firstError(errs)
 }
 
-// unrecorded are the names of the interfaces that an attachment without a record may have
-// addresses for. After a reboot there is neither a record nor a journal, nor a claim, but the addresses
-// are still taken, and the runtime has the result of the ADD; without that, as DEL never has one before CNI 0.4.0, there is what the IPAM
-// plugin keeps. After an ADD that was killed before Attach wrote a journal there are only the pod's claims. The error says that there may be further ones, which cannot be
-// known just now.
+// unrecorded are the names of the interfaces that an attachment without a record may have addresses
+// for, from all that may still tell of them:
+//
+//	a reboot                   no record, journal or claim is left, but the addresses are taken:
+//	                           the runtime has the result of the ADD or, before CNI 0.4.0, the
+//	                           IPAM plugin has what it keeps
+//	an ADD that was killed     the journals of devices or, before there was one, the pod's claims
+//
+// The error unknown says that there may be further interfaces, which cannot be known just now.
 func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string, unknown error) {
 	if c.IPAM.Type == "" {
 		return nil, nil
@@ -430,7 +442,7 @@ func (p Plugin) unrecorded(c NetConf, args *skel.CmdArgs) (names []string, unkno
 	return names, unknown
 }
 
-// appendNew appends the names that are not among them.
+// appendNew appends those of more that names does not have yet.
 func appendNew(names []string, more ...string) []string {
 	for _, name := range more {
 		if !slices.Contains(names, name) {
@@ -455,7 +467,8 @@ func (p Plugin) delDevices(c NetConf, args *skel.CmdArgs) error {
 	return nil
 }
 
-// hasDevices reports whether the host has devices in the pod for the attachment: ADD has then written a record.
+// hasDevices reports whether devices of the host belong to the attachment. If so, ADD has written a
+// record.
 func (p Plugin) hasDevices(c NetConf, args *skel.CmdArgs) (bool, error) {
 	all, err := p.host(c).Devices()
 	return slices.ContainsFunc(all, func(d vf.Device) bool {
@@ -463,8 +476,8 @@ func (p Plugin) hasDevices(c NetConf, args *skel.CmdArgs) (bool, error) {
 	}), err
 }
 
-// check compares the record with what the runtime says, and the device, its
-// interface and addresses with what ADD left. A pod that ADD started without a record is as ADD left it.
+// check compares the record with what the runtime says, and the device, its interface and addresses
+// with what ADD left. Without a record it succeeds if ADD may have started the pod without one.
 func (p Plugin) check(args *skel.CmdArgs) error {
 	c, want, err := p.attachment(args)
 	if err != nil {
@@ -511,8 +524,9 @@ func (p Plugin) gc(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	// A missing list must not be taken for an empty one, which removes all records. So is null no list: CRI-O has it for each network
-	// into which it put no pod itself, and those of a network that Multus puts pods into live.
+	// A missing list must not be taken for an empty one, with which all records are removed. Nor may
+	// null: CRI-O passes null for each network that it put no pod into itself, and Multus may have
+	// put pods into that network.
 	if !c.hasValid {
 		return confError("cni.dev/valid-attachments", "is missing")
 	}

@@ -169,7 +169,7 @@ func (p Plugin) passOn(c NetConf, a Attachment) error {
 			return notTaken(err)
 		}
 	}
-	return p.print(c.prevResult)
+	return p.printPrevious(c)
 }
 
 // back takes all steps back after err, and returns err together with the errors of
