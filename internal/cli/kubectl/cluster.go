@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -148,24 +149,40 @@ func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.P
 
 // addAgents adds the agents' pods that a field selector selects to the best ones of their nodes.
 func (c *Cluster) addAgents(ctx context.Context, best map[string]*corev1.Pod, node, fields string) error {
-	opts := metav1.ListOptions{LabelSelector: agentLabels, FieldSelector: fields, Limit: listLimit}
-	for {
-		pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
+	for p, err := range c.list(ctx, metav1.NamespaceAll, metav1.ListOptions{LabelSelector: agentLabels, FieldSelector: fields}) {
 		if err != nil {
 			return fmt.Errorf("look for the agents' pods: %w", err)
 		}
-		for i := range pods.Items {
-			p := &pods.Items[i]
-			n := nodeOf(p)
-			if n == "" || node != "" && n != node || !p.Spec.HostNetwork {
-				continue
-			}
-			if old := best[n]; old == nil || compareAgents(old, p) < 0 {
-				best[n] = p
-			}
+		n := nodeOf(p)
+		if n == "" || node != "" && n != node || !p.Spec.HostNetwork {
+			continue
 		}
-		if opts.Continue = pods.Continue; opts.Continue == "" {
-			return nil
+		if old := best[n]; old == nil || compareAgents(old, p) < 0 {
+			best[n] = p
+		}
+	}
+	return nil
+}
+
+// list yields the pods of a namespace that opts selects, listLimit of which are read at a time. An
+// error ends it.
+func (c *Cluster) list(ctx context.Context, namespace string, opts metav1.ListOptions) iter.Seq2[*corev1.Pod, error] {
+	return func(yield func(*corev1.Pod, error) bool) {
+		opts.Limit = listLimit
+		for {
+			pods, err := c.client.CoreV1().Pods(namespace).List(ctx, opts)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			for i := range pods.Items {
+				if !yield(&pods.Items[i], nil) {
+					return
+				}
+			}
+			if opts.Continue = pods.Continue; opts.Continue == "" {
+				return
+			}
 		}
 	}
 }

@@ -27,19 +27,12 @@ func (c *Cluster) notStarted(ctx context.Context) string {
 	if err != nil {
 		return "" // the caller's list of agents did not fail, so it is a matter of a moment, or of rights
 	}
-	opts := metav1.ListOptions{LabelSelector: productLabel, Limit: listLimit}
-	for {
-		pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
+	for p, err := range c.list(ctx, metav1.NamespaceAll, metav1.ListOptions{LabelSelector: productLabel}) {
 		if err != nil {
 			return "" // as above
 		}
-		for i := range pods.Items {
-			if p := &pods.Items[i]; stuck(p) != "" && of.has(p) && c.ofChart(ctx, p) {
-				return fmt.Sprintf("the installation waits for pod %s/%s, which does not start: %s", p.Namespace, p.Name, stuck(p))
-			}
-		}
-		if opts.Continue = pods.Continue; opts.Continue == "" {
-			break
+		if stuck(p) != "" && of.has(p) && c.ofChart(ctx, p) {
+			return fmt.Sprintf("the installation waits for pod %s/%s, which does not start: %s", p.Namespace, p.Name, stuck(p))
 		}
 	}
 	if of == (installation{}) {

@@ -269,28 +269,21 @@ func (c *Cluster) podByIP(ctx context.Context, ip netip.Addr) (pod *corev1.Pod, 
 
 // podWith is podByIP among the pods that the field selector selects.
 func (c *Cluster) podWith(ctx context.Context, ip netip.Addr, selector string) (pod *corev1.Pod, ofNode bool, err error) {
-	opts := metav1.ListOptions{FieldSelector: selector, Limit: listLimit}
-	for {
-		pods, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, opts)
+	for p, err := range c.list(ctx, metav1.NamespaceAll, metav1.ListOptions{FieldSelector: selector}) {
 		if err != nil {
 			return nil, false, fmt.Errorf("look for the pod of %s: %w", ip, err)
 		}
-		for i := range pods.Items {
-			p := &pods.Items[i]
-			// The address of an ended pod may be another pod's now, and pods in the node's
-			// network all have the node's address.
-			switch {
-			case !hasAddresses(p) || !slices.Contains(podIPs(p), ip):
-			case p.Spec.HostNetwork:
-				ofNode = true
-			default:
-				return p, false, nil
-			}
-		}
-		if opts.Continue = pods.Continue; opts.Continue == "" {
-			return nil, ofNode, nil
+		// The address of an ended pod may be another pod's now, and pods in the node's network all
+		// have the node's address.
+		switch {
+		case !hasAddresses(p) || !slices.Contains(podIPs(p), ip):
+		case p.Spec.HostNetwork:
+			ofNode = true
+		default:
+			return p, false, nil
 		}
 	}
+	return nil, ofNode, nil
 }
 
 // hasAddresses says whether a pod's programs may use its addresses. It is Pending until its init containers have ended.
@@ -459,18 +452,14 @@ func (c *Cluster) podsOf(ctx context.Context, r ref, kind string) ([]corev1.Pod,
 		return nil, fmt.Errorf("get %s %s: %w", kind, r, err)
 	}
 	var pods []corev1.Pod
-	opts := metav1.ListOptions{LabelSelector: selector, FieldSelector: "status.phase=" + string(corev1.PodRunning), Limit: listLimit}
-	for {
-		list, err := c.client.CoreV1().Pods(r.namespace).List(ctx, opts)
+	for p, err := range c.list(ctx, r.namespace, metav1.ListOptions{LabelSelector: selector, FieldSelector: "status.phase=" + string(corev1.PodRunning)}) {
 		if err != nil {
 			return nil, fmt.Errorf("list the pods of %s %s: %w", kind, r, err)
 		}
-		pods = append(pods, list.Items...)
-		if opts.Continue = list.Continue; opts.Continue == "" {
-			break
+		if p.DeletionTimestamp == nil {
+			pods = append(pods, *p)
 		}
 	}
-	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 	slices.SortFunc(pods, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
 	return pods, nil
 }
