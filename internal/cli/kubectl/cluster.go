@@ -132,9 +132,9 @@ func (l *limited) Write(p []byte) (int, error) {
 var _ io.Writer = (*limited)(nil)
 
 // agents returns the agent's pod of each node that has one, or of one node. If a node has several,
-// a ready pod comes first, then the newest. Labels are anybody's: whoever may make pods could answer
-// in an agent's place, or keep a node from being left. Agents are in the node's network,
-// where Pod Security lets only administrators have pods, and others do not count.
+// a ready pod comes first, then the newest. Only pods in their node's network count, which Pod
+// Security allows only administrators to make. Otherwise everybody who may make pods could give one
+// the agents' labels, and answer in an agent's place, or keep a node from being left.
 func (c *Cluster) agents(ctx context.Context, node string) (map[string]*corev1.Pod, error) {
 	best := map[string]*corev1.Pod{}
 	if node == "" {
@@ -187,8 +187,8 @@ func (c *Cluster) list(ctx context.Context, namespace string, opts metav1.ListOp
 	}
 }
 
-// nodeOf is the node that a pod of a DaemonSet is on or, while the scheduler has not put it there,
-// is for; "" if neither is known.
+// nodeOf is the node that a pod of a DaemonSet is on or, before it is scheduled, that it is for; "" if
+// neither is known.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" || p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil {
 		return p.Spec.NodeName
@@ -227,10 +227,9 @@ func ready(p *corev1.Pod) bool {
 	})
 }
 
-// stuck is why a pod that is not running waits: no node can have it; or one of its containers waits,
-// which is said with the name of its image: the image is missing, or the container ends again and
-// again. It is "" if the pod just starts. Containers that come first, which Kubernetes calls init
-// containers, are what the others wait for.
+// stuck is why a pod that is not running waits; "" if it is just starting. Either no node can have it,
+// or one of its containers waits, for example because its image is missing, or because it ends again
+// and again. Init containers are looked at first, as the others wait for them.
 func stuck(p *corev1.Pod) string {
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
@@ -300,7 +299,7 @@ func (c *Cluster) ask(ctx context.Context, agent *corev1.Pod, args ...string) ([
 	return nil, err
 }
 
-// askJSON is ask for an answer of a type.
+// askJSON is ask for an answer as JSON, which it reads into a T.
 func askJSON[T any](ctx context.Context, c *Cluster, agent *corev1.Pod, args ...string) (T, error) {
 	var v T
 	out, err := c.ask(ctx, agent, append(args, "-o", "json")...)

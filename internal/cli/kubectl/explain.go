@@ -119,8 +119,8 @@ func (c *Cluster) Explain(ctx context.Context, src, dst string) (Answer, error) 
 }
 
 // policyOfPods asks the agent of the source whether a policy selects connections to the pods
-// behind a Service, though none selects those to its address. It returns the policy, "" if
-// there is none, or all connect to the pods themselves.
+// behind a Service, though none selects connections to its address. It returns that policy; "" if
+// there is none, or if clients connect to the pods themselves, as with a headless Service.
 func (c *Cluster) policyOfPods(ctx context.Context, pod *corev1.Pod, peers []peer, asked netip.AddrPort) string {
 	if len(peers) == 0 || slices.ContainsFunc(peers, func(p peer) bool { return p.addr == asked }) {
 		return ""
@@ -143,8 +143,8 @@ func (a *Answer) adviseAddress(policy string) {
 		policy, a.Destination.Name, netip.PrefixFrom(ip, ip.BitLen()))}
 }
 
-// oncePerPod leaves one peer of each pod: the one of the family of the address that is asked
-// about, if there is one.
+// oncePerPod leaves one peer of each pod: of a pod with two addresses the one that has the family of
+// asked, the address that is asked about.
 func oncePerPod(peers []peer, asked netip.AddrPort) []peer {
 	var out []peer
 	for _, p := range peers {
@@ -259,9 +259,11 @@ func (c *Cluster) side(ctx context.Context, pod *corev1.Pod, src string, dst net
 	return s
 }
 
-// hostPeer asks about the other end if that is in its node's network. There the agent knows the pod by its name: the question is turned
-// round, which policies answer alike. Which of the node's pods an address stands for the agent knows from connections that it sees, or
-// if there is one only. Its answer is better then.
+// hostPeer asks about a peer in its node's network. Several pods have the node's address, so the
+// agent is asked about connections from the pod, by its name, to the client: policies decide about
+// both directions alike. Only if the agent has seen no connection (UNSEEN), it is also asked about
+// those from the client to the address. If it knows that the address stands for this pod, as it does
+// when it has only one such pod, that answer is the better one.
 func (c *Cluster) hostPeer(ctx context.Context, p peer, from netip.Addr) Side {
 	s := c.side(ctx, p.pod, p.pod.Namespace+"/"+p.pod.Name, netip.AddrPortFrom(from, p.addr.Port()))
 	s.Asked = p.addr
@@ -335,7 +337,8 @@ func optInAdvice(namespace, name string, o OptIn) string {
 	return fmt.Sprintf("kubectl annotate pod%s -n %s %s %s=true", over, namespace, name, v1alpha1.AnnotationEnabled)
 }
 
-// hostAdvice says what opts a pod in its node's network in: which of the annotation and the policy is missing.
+// hostAdvice says what is missing to opt a pod in that is in its node's network: the annotation, or a
+// policy.
 func hostAdvice(namespace, name string, o OptIn) string {
 	const policy = "the first SMCRPolicy that selects it has datapath Kernel or KernelIfAvailable"
 	if o.Value == "true" {

@@ -19,9 +19,10 @@ const (
 	product       = "kube-smcr"
 )
 
-// notStarted says which pod of the installation does not start, and why: an installation
-// whose image is missing has no agents yet, but a Job. Or it says that the agents' DaemonSet has no
-// pods: no node is for them, or they are refused, as by Pod Security.
+// notStarted says why there are no agents; "" if there is no installation. Either a pod of the
+// installation does not start: for example, if the image is missing, the first Job waits, and there
+// is no DaemonSet yet. Or the agents' DaemonSet has no pods, because it selects no node, or because
+// Pod Security refuses them, for example.
 func (c *Cluster) notStarted(ctx context.Context) string {
 	of, err := c.installed(ctx)
 	if err != nil {
@@ -41,16 +42,16 @@ func (c *Cluster) notStarted(ctx context.Context) string {
 	return fmt.Sprintf("the DaemonSet %s/%s has no pod: kubectl -n %[1]s describe daemonset %[2]s", of.namespace, of.daemonSet)
 }
 
-// An installation is a release of the chart, with its DaemonSet of agents. The zero value is one that
-// has no DaemonSet yet: it may be any.
+// An installation is a release of the chart, with its DaemonSet of agents. The zero value stands for
+// any release that has no DaemonSet yet.
 type installation struct{ namespace, release, daemonSet string }
 
 func (i installation) has(p *corev1.Pod) bool {
 	return i == installation{} || p.Namespace == i.namespace && p.Labels[labelInstance] == i.release
 }
 
-// installed returns the installation whose DaemonSet of agents is the oldest: the controllers of
-// others do nothing.
+// installed returns the installation whose DaemonSet of agents is the oldest. The controllers of other
+// installations do nothing.
 func (c *Cluster) installed(ctx context.Context) (installation, error) {
 	all, err := c.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: agentLabels, Limit: listLimit})
 	if err != nil {
@@ -68,8 +69,8 @@ func (c *Cluster) installed(ctx context.Context) (installation, error) {
 	return out, nil
 }
 
-// ofChart says whether a pod was made for an object of the chart, of the same release. Anybody may
-// give a pod the product's labels, and the pods of the chart's objects have no others.
+// ofChart says whether a pod was made for an object of the chart, of the same release. The pod's own
+// labels do not say so, as anybody may give them to a pod.
 func (c *Cluster) ofChart(ctx context.Context, p *corev1.Pod) bool {
 	o, err := c.owner(ctx, p)
 	return err == nil && o != nil && chartMade(o) && o.GetLabels()[labelInstance] == p.Labels[labelInstance]

@@ -17,9 +17,9 @@ import (
 	"github.com/smcr-io/kube-smcr/api/v1alpha1"
 )
 
-// Leave takes kube-smcr off a node, and waits until the node is clean: the label
-// smcr.io/leave of the Node ends its agent, and an agent that no other one follows removes
-// everything from the node, says so in the SMCRNode, and ends.
+// Leave takes kube-smcr off a node, and waits until the node is clean. The label smcr.io/leave of the
+// Node ends the node's agent. As no other agent follows, it removes everything from the node, says
+// so in the SMCRNode, and ends.
 func (c *Cluster) Leave(ctx context.Context, node string) error {
 	if err := c.label(ctx, node, `"true"`); err != nil {
 		return err
@@ -81,5 +81,5 @@ func (c *Cluster) clean(ctx context.Context, node string) (bool, error) {
 	}
 	agents, err := c.agents(ctx, node)
 	p := agents[node]
-	return err == nil && (p == nil || p.Spec.NodeName == ""), err // one that is on no node yet has done nothing there
+	return err == nil && (p == nil || p.Spec.NodeName == ""), err // a pod that is not scheduled has done nothing there
 }

@@ -38,12 +38,13 @@ func (r ref) String() string { return r.namespace + "/" + r.name }
 // OptIn says whether a pod is opted in, and why.
 type OptIn struct {
 	Enabled bool `json:"enabled"`
-	// Unknown says that what decides it could not be read, and the pod's agent did not say it either.
+	// Unknown says that the annotations and claims that decide could not be read, and that the
+	// pod's agent did not say whether the pod is opted in, either.
 	Unknown bool `json:"unknown,omitempty"`
 	// By is "pod", "claim", "namespace", "host network", "agent" or "nothing".
 	By string `json:"by"`
-	// HostNetwork says that the pod is in its node's network, where its own annotation alone opts it in, and only onto
-	// the kernel's datapath.
+	// HostNetwork says that the pod is in its node's network. There only its own annotation opts
+	// it in, and only onto the kernel's datapath.
 	HostNetwork bool `json:"hostNetwork,omitempty"`
 	// Value is the value of the annotation.
 	Value string `json:"value,omitempty"`
@@ -57,7 +58,7 @@ func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 		return hostOptIn(p)
 	}
 	if v, ok := p.Annotations[v1alpha1.AnnotationEnabled]; ok {
-		return judge("pod", v)
+		return byAnnotation("pod", v)
 	}
 	claims, unread := c.claimsDevice(ctx, p)
 	if claims {
@@ -69,7 +70,7 @@ func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 	}
 	o := OptIn{By: "nothing"}
 	if v, ok := ns.Annotations[v1alpha1.AnnotationEnabled]; ok {
-		o = judge("namespace", v)
+		o = byAnnotation("namespace", v)
 	}
 	if unread != nil && !o.Enabled { // the claim would count more than the namespace
 		return OptIn{Unknown: true, By: "nothing", Detail: fmt.Sprintf("whether the pod claims an RDMA device is not known: %v", unread)}
@@ -77,7 +78,7 @@ func (c *Cluster) optIn(ctx context.Context, p *corev1.Pod) OptIn {
 	return o
 }
 
-// learn takes it from an agent's answer about the pod.
+// learn sets the opt-in by what the agent answers about the pod.
 func (o *OptIn) learn(pod string, e *agentapi.Explanation) {
 	switch {
 	case e.Pod != pod, e.Code == agentapi.CodeNotAttached:
@@ -88,19 +89,20 @@ func (o *OptIn) learn(pod string, e *agentapi.Explanation) {
 	}
 }
 
-// hostOptIn is that of a pod in its node's network, as far as the pod says it: its agent knows whether policies agree.
+// hostOptIn is the opt-in of a pod in its node's network, by its annotation. Only its agent knows
+// whether the policies put it on the kernel's datapath.
 func hostOptIn(p *corev1.Pod) OptIn {
 	o := OptIn{By: "host network", Detail: "the pod is in its node's network, and neither the annotation of its namespace nor a claim counts there"}
 	if v, ok := p.Annotations[v1alpha1.AnnotationEnabled]; ok {
-		o = judge("pod", v)
+		o = byAnnotation("pod", v)
 	}
 	o.HostNetwork = true
 	return o
 }
 
-// claimsDevice says whether a pod has an RDMA device through a claim, and if it has none through those that can be read, why
-// others cannot be. If the user may not read claims, the status that the pod's agent writes is the sign: a pod that is not
-// opted in otherwise has one only because of a claim.
+// claimsDevice says whether a pod has an RDMA device through a claim. If no claim that can be read has
+// one, unread says why others could not be read. If the user may not read claims, the status that the
+// pod's agent writes is the sign: a pod that is not opted in otherwise has it only because of a claim.
 func (c *Cluster) claimsDevice(ctx context.Context, p *corev1.Pod) (claims bool, unread error) {
 	for _, name := range claimsOf(p) {
 		claim, err := c.client.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -124,8 +126,8 @@ func (c *Cluster) claimsDevice(ctx context.Context, p *corev1.Pod) (claims bool,
 	return false, unread
 }
 
-// claimsOf are the names of a pod's claims: those that it names, those that were made from a template, and the one that was
-// made for its extended resources.
+// claimsOf are the names of a pod's claims: those that its spec names, those that were made from a
+// template, and the claim that was made for its extended resources.
 func claimsOf(p *corev1.Pod) (names []string) {
 	for _, r := range p.Spec.ResourceClaims {
 		name := r.ResourceClaimName
@@ -144,7 +146,8 @@ func claimsOf(p *corev1.Pod) (names []string) {
 	return names
 }
 
-func judge(by, value string) OptIn {
+// byAnnotation is the opt-in that the annotation of a pod or its namespace says, which by names.
+func byAnnotation(by, value string) OptIn {
 	o := OptIn{Enabled: value == "true", By: by, Value: value}
 	if value != "true" && value != "false" {
 		o.Detail = fmt.Sprintf("%s: %q on the %s is neither \"true\" nor \"false\", and so means off", v1alpha1.AnnotationEnabled, value, by)
@@ -193,8 +196,7 @@ func parseRef(s, kind, namespace string) (ref, error) {
 	return ref{}, usage("%q is no %s: want NAME, NAMESPACE/NAME or %s/NAME with --namespace", s, kind, kind)
 }
 
-// Kinds of objects that people name, as KIND/NAME. Those but pods and Services stand for
-// their pods.
+// Kinds of objects that people name, as KIND/NAME. All but pods and Services stand for their pods.
 const (
 	kindPod         = "pod"
 	kindService     = "service"
@@ -254,9 +256,9 @@ func (c *Cluster) PodNode(ctx context.Context, name string) (pod, node string, e
 	return r.String(), p.Spec.NodeName, nil
 }
 
-// podByIP looks for the pod that has an address. It is nil if there is none. ofNode says that pods in their
-// node's network have it: it is the node's. The API server finds pods by their first address only, so for the
-// second one of a pod of two families all pods are read.
+// podByIP looks for the pod that has an address; nil if there is none. ofNode says that pods in their
+// node's network have the address, which is the node's. The API server finds pods by their first
+// address only. So if it finds none, all pods are read, as a pod of two families has a second one.
 func (c *Cluster) podByIP(ctx context.Context, ip netip.Addr) (pod *corev1.Pod, ofNode bool, err error) {
 	for _, selector := range []string{"status.podIP=" + ip.String(), ""} {
 		pod, ofNode, err = c.podWith(ctx, ip, selector)
@@ -286,7 +288,8 @@ func (c *Cluster) podWith(ctx context.Context, ip netip.Addr, selector string) (
 	return nil, ofNode, nil
 }
 
-// hasAddresses says whether a pod's programs may use its addresses. It is Pending until its init containers have ended.
+// hasAddresses says whether a pod's programs may use its addresses. Init containers may, while the pod
+// is Pending.
 func hasAddresses(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending && len(podIPs(p)) > 0
 }
