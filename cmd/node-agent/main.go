@@ -65,82 +65,116 @@ const (
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
-func run(args []string, stdout, stderr io.Writer) int {
-	if len(args) == 1 && args[0] == keepQueues {
-		return keep(stderr)
-	}
+// options are the flags.
+type options struct {
+	file, kubeconfig                   string
+	inCluster, check, anyNode, version bool
+}
+
+// errUsage is the error of parse. The user has been told what is wrong.
+var errUsage = errors.New("wrong usage")
+
+// parse reads the flags. The error is flag.ErrHelp after --help, and errUsage after a mistake.
+func parse(args []string, stderr io.Writer) (options, error) {
+	var o options
 	fs := flag.NewFlagSet("node-agent", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), help)
 		fs.PrintDefaults()
 	}
-	file := fs.String("config", "", "configuration `FILE`, see config/samples/node-agent.yaml")
-	inCluster := fs.Bool("kubernetes", false, "do what the objects of the cluster want")
-	kubeconfig := fs.String("kubeconfig", "", "how to reach the API server, `FILE`; default: as the pod's service account")
-	check := fs.Bool("check", false, "only check the configuration")
-	anyNode := fs.Bool("any-node", false, "with --check: for all nodes of a cluster, and not for this machine")
-	version := fs.Bool("version", false, "print the version")
+	fs.StringVar(&o.file, "config", "", "configuration `FILE`, see config/samples/node-agent.yaml")
+	fs.BoolVar(&o.inCluster, "kubernetes", false, "do what the objects of the cluster want")
+	fs.StringVar(&o.kubeconfig, "kubeconfig", "", "how to reach the API server, `FILE`; default: as the pod's service account")
+	fs.BoolVar(&o.check, "check", false, "only check the configuration")
+	fs.BoolVar(&o.anyNode, "any-node", false, "with --check: for all nodes of a cluster, and not for this machine")
+	fs.BoolVar(&o.version, "version", false, "print the version")
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
-		return 0
+		return o, err
 	} else if err != nil {
-		return exitUsage
+		return o, errUsage
 	}
+	mistake := ""
 	switch {
-	case *version:
-		with := "with hardware verbs"
-		if !verbs.Built {
-			with = "without hardware verbs: only the software device can be used"
-		}
-		fmt.Fprintf(stdout, "node-agent %s, %s\n", cli.Version(), with)
+	case o.version:
+	case o.file == "" || fs.NArg() > 0:
+		mistake = "want --config FILE and nothing else; --help shows examples"
+	case o.kubeconfig != "" && !o.inCluster:
+		mistake = "--kubeconfig needs --kubernetes"
+	case o.anyNode && (!o.inCluster || !o.check):
+		mistake = "--any-node needs --kubernetes and --check"
+	}
+	if mistake != "" {
+		fmt.Fprintln(stderr, "node-agent:", mistake)
+		return o, errUsage
+	}
+	return o, nil
+}
+
+func run(args []string, stdout, stderr io.Writer) int {
+	if len(args) == 1 && args[0] == keepQueues {
+		return keep(stderr)
+	}
+	o, err := parse(args, stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
 		return 0
-	case *file == "" || fs.NArg() > 0:
-		fmt.Fprintln(stderr, "node-agent: want --config FILE and nothing else; --help shows examples")
+	case err != nil:
 		return exitUsage
-	case *kubeconfig != "" && !*inCluster:
-		fmt.Fprintln(stderr, "node-agent: --kubeconfig needs --kubernetes")
-		return exitUsage
-	case *anyNode && (!*inCluster || !*check):
-		fmt.Fprintln(stderr, "node-agent: --any-node needs --kubernetes and --check")
-		return exitUsage
+	case o.version:
+		printVersion(stdout)
+		return 0
 	}
 	machine := config.Machine{Cluster: true, Any: true}
-	if !*anyNode {
-		var err error
-		if machine, err = thisMachine(*inCluster, os.Getenv); err != nil {
+	if !o.anyNode {
+		if machine, err = thisMachine(o.inCluster, os.Getenv); err != nil {
 			fmt.Fprintln(stderr, "node-agent:", err)
 			return exitUsage
 		}
 	}
-	load := func() (*config.Node, error) { return loadConfig(machine, *file) }
+	load := func() (*config.Node, error) { return loadConfig(machine, o.file) }
 	node, err := load()
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return exitUsage
 	}
-	if *check {
-		policies := fmt.Sprintf("%d policies", len(node.Policies))
-		if node.InCluster() {
-			policies = "policies of the cluster"
-		}
-		name := "node " + node.Name
-		if *anyNode {
-			name = "any node"
-		}
-		fmt.Fprintf(stdout, "%s: good: %s, %s\n", *file, name, policies)
+	if o.check {
+		printGood(stdout, o, node)
 		return 0
 	}
 	leaveProcessors()
-	if err := serve(node, load, runnerFor(*inCluster, *kubeconfig, machine, load), stderr); err != nil {
+	if err := serve(node, load, runnerFor(o.inCluster, o.kubeconfig, machine, load), stderr); err != nil {
 		fmt.Fprintf(stderr, "node-agent: %v\n", err)
 		return exitError
 	}
 	return 0
 }
 
-// keep is the process of keepQueues. The agent gives it one end of a socket as descriptor 3.
+func printVersion(w io.Writer) {
+	with := "with hardware verbs"
+	if !verbs.Built {
+		with = "without hardware verbs: only the software device can be used"
+	}
+	fmt.Fprintf(w, "node-agent %s, %s\n", cli.Version(), with)
+}
+
+// printGood says that --check found no mistake.
+func printGood(w io.Writer, o options, node *config.Node) {
+	policies := fmt.Sprintf("%d policies", len(node.Policies))
+	if node.InCluster() {
+		policies = "policies of the cluster"
+	}
+	name := "node " + node.Name
+	if o.anyNode {
+		name = "any node"
+	}
+	fmt.Fprintf(w, "%s: good: %s, %s\n", o.file, name, policies)
+}
+
+// keep keeps the queues of held SYNs, in a process of its own. The agent gives the process one end of a
+// socket as descriptor 3.
 func keep(stderr io.Writer) int {
-	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP) // it ends after the agent, which a SIGTERM only drains
+	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP) // the process ends after the agent, which drains after a SIGTERM
 	report := func(err error) { fmt.Fprintf(stderr, "node-agent: %v\n", err) }
 	if err := linux.KeepQueues(os.NewFile(3, "agent"), report); err != nil {
 		report(err)
@@ -149,7 +183,7 @@ func keep(stderr io.Writer) int {
 	return 0
 }
 
-// keeper is the command of that process.
+// keeper is the command that starts the process of keep.
 func keeper() *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", keepQueues)
 	cmd.Args[0] = "node-agent"
