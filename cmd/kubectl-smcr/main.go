@@ -124,11 +124,21 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 no agent runs there,
 	clientcmd.BindOverrideFlags(&o.overrides, f, clientcmd.RecommendedConfigOverrideFlags(""))
 	f.StringVar(&o.socket, "socket", "", "the agents' API socket, if not "+agentapi.DefaultSocket)
 	root.AddCommand(
-		newNodes(o, "status", "What the agents do, and what keeps connections off SMC-R", cli.PrintStatus, nil, nil),
-		newNodes(o, "links", "Link groups and their links", cli.PrintLinks, keepLinks, nil),
-		newNodes(o, "conns", "Connections that the agents carry now", cli.PrintConns, keepConns, nil),
-		newNodes(o, "attachments", "Attached pods, and destinations that are not diverted for a while", cli.PrintAttachments, keepAttachments, nil),
-		newNodes(o, "preflight", "What nodes have and lack for SMC-R", printPreflight, nil, failed),
+		newNodes(o, question[agentapi.Status]{
+			verb: "status", short: "What the agents do, and what keeps connections off SMC-R", table: cli.PrintStatus,
+		}),
+		newNodes(o, question[agentapi.Links]{
+			verb: "links", short: "Link groups and their links", table: cli.PrintLinks, keep: keepLinks,
+		}),
+		newNodes(o, question[agentapi.Conns]{
+			verb: "conns", short: "Connections that the agents carry now", table: cli.PrintConns, keep: keepConns,
+		}),
+		newNodes(o, question[agentapi.Attachments]{
+			verb: "attachments", short: "Attached pods, and destinations that are not diverted for a while", table: cli.PrintAttachments, keep: keepAttachments,
+		}),
+		newNodes(o, question[preflight]{
+			verb: "preflight", short: "What nodes have and lack for SMC-R", table: printPreflight, isNo: failed,
+		}),
 		newExplain(o),
 		newLeave(o),
 	)
@@ -143,61 +153,70 @@ type nodesAnswer[T any] struct {
 	Nodes      []kubectl.NodeAnswer[T] `json:"nodes"`
 }
 
-// newNodes makes a command that asks the agents of some nodes, or of all. With keep, the
-// command has a flag to show one pod only: keep drops the rest of an answer. no tells
-// whether an answer means "no".
-func newNodes[T any](o *options, verb, short string, table func(io.Writer, T) error, keep func(*T, string), no func(T) bool) *cobra.Command {
+// A question is one that the agents of nodes are asked.
+type question[T any] struct {
+	verb, short string // of the command, and verb of smcrctl's
+	table       func(io.Writer, T) error
+	keep        func(answer *T, pod string) // drops what does not belong to a pod; nil: there is no flag --pod
+	isNo        func(T) bool                // whether an answer means "no"; nil: none does
+}
+
+// newNodes makes the command of a question, which asks the agents of some nodes, or of all.
+func newNodes[T any](o *options, q question[T]) *cobra.Command {
 	var nodes []string
 	var pod string
 	cmd := &cobra.Command{
-		Use:     verb,
-		Short:   short,
-		Example: fmt.Sprintf("  kubectl smcr %s\n  kubectl smcr %s --node node-a -o json", verb, verb),
+		Use:     q.verb,
+		Short:   q.short,
+		Example: fmt.Sprintf("  kubectl smcr %s\n  kubectl smcr %s --node node-a -o json", q.verb, q.verb),
 		Args:    args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := o.cluster()
-			if err != nil {
-				return err
-			}
-			if pod != "" {
-				name, node, err := c.PodNode(cmd.Context(), pod)
-				if err != nil {
-					return err
-				}
-				pod, nodes = name, []string{node}
-			}
-			answers, err := askNodes[T](cmd.Context(), c, nodes, verb, pod)
-			if err != nil {
-				return err
-			}
-			var result error
-			for _, a := range answers {
-				switch {
-				case a.Answer == nil && len(answers) == 1:
-					return a.Err
-				case a.Answer == nil:
-					result = errPart
-				case pod != "":
-					keep(a.Answer, pod)
-				case no != nil && no(*a.Answer) && result == nil:
-					result = errNot
-				}
-			}
-			err = cli.Show(o.out, o.output, nodesAnswer[T]{kubectl.APIVersion, answers}, func(w io.Writer, a nodesAnswer[T]) error {
-				return kubectl.PrintNodes(w, a.Nodes, table)
-			})
-			if err != nil {
-				return err
-			}
-			return result
-		},
+		RunE:    func(cmd *cobra.Command, _ []string) error { return q.ask(cmd.Context(), o, nodes, pod) },
 	}
 	cmd.Flags().StringSliceVar(&nodes, "node", nil, "ask about this node only; may be repeated")
-	if keep != nil {
+	if q.keep != nil {
 		cmd.Flags().StringVar(&pod, "pod", "", "show what belongs to this pod, [NAMESPACE/]NAME, only")
 		cmd.MarkFlagsMutuallyExclusive("node", "pod")
 	}
 	return cmd
+}
+
+// ask asks the agents of these nodes, or of a pod's node, or of all, and prints the answers.
+func (q question[T]) ask(ctx context.Context, o *options, nodes []string, pod string) error {
+	c, err := o.cluster()
+	if err != nil {
+		return err
+	}
+	if pod != "" {
+		name, node, err := c.PodNode(ctx, pod)
+		if err != nil {
+			return err
+		}
+		pod, nodes = name, []string{node}
+	}
+	answers, err := askNodes[T](ctx, c, nodes, q.verb, pod)
+	if err != nil {
+		return err
+	}
+	var result error
+	for _, a := range answers {
+		switch {
+		case a.Answer == nil && len(answers) == 1:
+			return a.Err
+		case a.Answer == nil:
+			result = errPart
+		case pod != "":
+			q.keep(a.Answer, pod)
+		case q.isNo != nil && q.isNo(*a.Answer) && result == nil:
+			result = errNot
+		}
+	}
+	err = cli.Show(o.out, o.output, nodesAnswer[T]{kubectl.APIVersion, answers}, func(w io.Writer, a nodesAnswer[T]) error {
+		return kubectl.PrintNodes(w, a.Nodes, q.table)
+	})
+	if err != nil {
+		return err
+	}
+	return result
 }
 
 // askNodes asks the agents of some nodes, or of all. An agent shows a bounded number of connections, so that it is asked for those of
@@ -213,8 +232,8 @@ func askNodes[T any](ctx context.Context, c *kubectl.Cluster, nodes []string, ve
 	return kubectl.AskNodes[T](ctx, c, nodes, verb)
 }
 
-// keepLinks drops the link groups that the pod has no part in. It shares those of its namespace
-// (NAMESPACE/*), and those of its node's kernel with all pods there.
+// keepLinks drops the link groups that the pod has no part in. A pod has part in its own, in those
+// that the pods of its namespace share (NAMESPACE/*), and in those of its node's kernel.
 func keepLinks(l *agentapi.Links, pod string) {
 	kept := []agentapi.LinkGroup{}
 	namespace, _, _ := strings.Cut(pod, "/")
