@@ -60,8 +60,9 @@ func (p Plugin) checkWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 	return nil
 }
 
-// behindUs is a wiring as a plugin behind this one in the chain may have left it. A new MAC address is in the
-// result. A new MTU may not be, as tuning does not put one there: so only one that the network asked for counts.
+// behindUs is a wiring as a plugin behind this one in the chain may have changed it. The result has a
+// new MAC address. It may lack a new MTU, as the plugin tuning does not put it there: so the MTU
+// is checked only if the network asked this plugin for one.
 func behindUs(w vf.Wiring, r *types100.Result) vf.Wiring {
 	if w.Settings.MTU == nil {
 		w.MTU = 0
@@ -76,8 +77,8 @@ func behindUs(w vf.Wiring, r *types100.Result) vf.Wiring {
 	return w
 }
 
-// ipsIn are the addresses that a result gives to the device's interface, and the routes that ADD made through it.
-// Other routes of the result are those of other plugins.
+// ipsIn are the addresses that a result gives to the device's interface, and the routes that ADD made
+// through it. The other routes of the result are other plugins'.
 func (d AttachedDevice) ipsIn(r *types100.Result) (ips linux.InterfaceIPs) {
 	for _, ip := range r.IPs {
 		p, ok := prefixOf(ip.Address)
@@ -117,7 +118,7 @@ func (p Plugin) gcIPAM(ctx context.Context, c NetConf, args *skel.CmdArgs) error
 	if err != nil {
 		return storeError(err)
 	}
-	if len(junk) > 0 { // it may be of an attachment whose addresses must not be given back
+	if len(junk) > 0 { // one may be the record of an attachment that is valid
 		p.tell("GC: the IPAM plugin is not asked to give addresses back while a record cannot be read: %v", junk[0])
 		return nil
 	}

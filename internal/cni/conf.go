@@ -86,7 +86,8 @@ func ParseNetConf(b []byte) (NetConf, error) {
 	return c, err
 }
 
-// parseAnyNetConf is ParseNetConf of a configuration that may have fields which this version of the plugin does not know.
+// parseAnyNetConf is ParseNetConf, but it accepts fields that this version of the plugin does not know,
+// and returns their names.
 func parseAnyNetConf(b []byte) (c NetConf, unknown []string, err error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(b, &keys); err != nil {
@@ -102,7 +103,8 @@ func parseAnyNetConf(b []byte) (c NetConf, unknown []string, err error) {
 	return c, unknown, err
 }
 
-// unmarshal is json.Unmarshal, but that its error is a CNI error that names the field. What of b fits into v is there all the same.
+// unmarshal is json.Unmarshal with a CNI error that names the field. After an error, v has those fields
+// of b that fit.
 func unmarshal(b []byte, v any) error {
 	err := json.Unmarshal(b, v)
 	if err == nil {
@@ -143,8 +145,9 @@ func decodeNetConf(b []byte) (NetConf, error) {
 	return c, err
 }
 
-// former is a configuration that ADD refuses, for attachments that end. It has no more than DEL and GC go by: which records
-// and devices they are, and who gave the addresses. The error says that this cannot be read either.
+// former makes of a configuration that ADD refuses one for attachments that end. It has only what DEL
+// and GC need: what names the records and devices, and the IPAM plugin that gave the addresses. The
+// error says that not even this can be read.
 func (c NetConf) former() (NetConf, error) {
 	var core struct {
 		CNIVersion       string               `json:"cniVersion"`

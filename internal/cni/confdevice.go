@@ -63,8 +63,8 @@ type RuntimeConfig struct {
 	CNIDeviceInfoFile string `json:"CNIDeviceInfoFile"`
 }
 
-// UnmarshalJSON takes an IPAM configuration that is not a JSON object for none: other
-// programs may have put one there.
+// UnmarshalJSON reads an IPAM configuration. If it is not a JSON object, other programs may have put it
+// there, and it counts as none.
 func (c *IPAMConf) UnmarshalJSON(b []byte) error {
 	type plain IPAMConf
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
@@ -84,7 +84,7 @@ func (c DeviceConf) deviceID() (id string, shared bool) {
 	return id, shared
 }
 
-// former is what DEL and GC go by.
+// former is the part that DEL and GC need, see [NetConf.former].
 func (c DeviceConf) former() DeviceConf {
 	f := DeviceConf{DeviceID: c.DeviceID, IPAM: c.IPAM, RuntimeConfig: RuntimeConfig{
 		DeviceID: c.RuntimeConfig.DeviceID, CNIDeviceInfoFile: c.RuntimeConfig.CNIDeviceInfoFile,

@@ -21,10 +21,11 @@ func trustedConf(b []byte) (NetConf, error) {
 	return c, c.checkDataDir()
 }
 
-// CheckDataDir tells why ADD would refuse every pod for the sake of a data directory, as it is on this machine now.
+// CheckDataDir tells why ADD would refuse every pod because of a data directory, as the directory is on
+// this machine now.
 func CheckDataDir(dir string) error { return NetConf{DataDir: dir}.checkDataDir() }
 
-// CheckDataDirName is CheckDataDir of what no machine can change.
+// CheckDataDirName is CheckDataDir as far as the name of the directory alone decides.
 func CheckDataDirName(dir string) error {
 	if dir = filepath.Clean(dir); dir == DefaultDataDir {
 		return nil
@@ -35,10 +36,11 @@ func CheckDataDirName(dir string) error {
 	return nil
 }
 
-// checkDataDir refuses a data directory that others than root may change. Whoever may write a network's configuration,
-// as the owner of a namespace a NetworkAttachmentDefinition there, names the directory: in one of a pod's
-// volumes the pod's programs would write the records and journals that the plugin goes by, or make links to where
-// the plugin is to write. The default is the node's: whatever its owner has done there, pods start.
+// checkDataDir refuses a data directory that others than root may change. Whoever may write a network's
+// configuration names the directory, for example the owner of a namespace in a
+// NetworkAttachmentDefinition. If it were in a volume of a pod, the pod's programs could write the
+// records and journals by which the plugin goes, or links that lead to files that the plugin would
+// write. The default directory is not checked: whatever the node's owner has done there, pods start.
 func (c NetConf) checkDataDir() error {
 	dir := filepath.Clean(c.DataDir)
 	if dir == DefaultDataDir {
@@ -65,8 +67,9 @@ func (c NetConf) checkDataDir() error {
 	return nil
 }
 
-// checkWay refuses a directory that others may replace, or change: those on the way to it count, too. A link on the way,
-// as /var/run is one, is followed links times. A directory that is missing is made by root.
+// checkWay refuses a directory that others than root may replace or change, and so one that has such a
+// directory on the way to it. Up to links links on the way, such as /var/run, are followed. A
+// directory that is missing is no reason, as root makes it.
 func checkWay(dir string, links int) error {
 	if err := checkDepth(dir); err != nil {
 		return err
@@ -121,8 +124,8 @@ func isMagic(link, to string) bool {
 	return err != nil || !os.SameFile(there, said)
 }
 
-// ofRoot refuses what others than root may change. In a sticky directory, as /tmp is one, others may
-// add to what is there, and no more.
+// ofRoot refuses a file or directory that others than root may change. A sticky directory such as /tmp
+// may be on the way: others may add files to it, but not replace what is there.
 func ofRoot(name string, st fs.FileInfo, mayBeSticky bool) error {
 	owner := int(st.Sys().(*syscall.Stat_t).Uid)
 	if owner != 0 && owner != os.Geteuid() {

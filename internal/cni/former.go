@@ -11,7 +11,8 @@ import (
 	"github.com/smcr-io/kube-smcr/internal/records"
 )
 
-// former is the attachment of this network that has a device before Attach gives the device to this one; nil if there is none.
+// former is another attachment of this network that has the device now; nil if there is none. Attach may
+// take the device from it.
 func (w *wiring) former(d vf.Device) *vf.Owner {
 	if o := d.Owner; o != nil && o.Network == w.c.Name && !o.Is(w.args.ContainerID, w.args.IfName) {
 		return o
@@ -19,9 +20,10 @@ func (w *wiring) former(d vf.Device) *vf.Owner {
 	return nil
 }
 
-// attachAfter is attach of a device that a former attachment may have. When Attach takes the device back from that one, for which no DEL
-// came, that one ends as by a DEL. If it is that of an earlier sandbox of the same pod, it ends first, so that the agent has closed the
-// device before the device leaves that sandbox.
+// attachAfter is attach for a device that a former attachment may have, for which no DEL came. If Attach
+// takes the device from it, the former attachment ends, as by a DEL. If it is that of an earlier
+// sandbox of the same pod, it ends before Attach, so that the agent has closed the device before the
+// device leaves that sandbox.
 func (w *wiring) attachAfter(ctx context.Context, one ifRequest, former *vf.Owner) (vf.Wiring, error) {
 	replaced := former != nil && former.ReplacedBy(vf.Owner{ContainerID: w.args.ContainerID, Pod: w.a.Pod})
 	if replaced {
@@ -37,14 +39,14 @@ func (w *wiring) attachAfter(ctx context.Context, one ifRequest, former *vf.Owne
 	return wired, err
 }
 
-// endFormer ends an attachment whose record has the device. What fails is left to GC, and to the next DEL.
+// endFormer ends an attachment whose record has the device. What fails is left to GC and to DEL.
 func (w *wiring) endFormer(ctx context.Context, o vf.Owner, device string) {
 	args := *w.args
 	args.ContainerID, args.IfName, args.Netns = o.ContainerID, o.IfName, ""
 	ctx, cancel := context.WithTimeout(ctx, formerWait)
 	defer cancel()
 	unlock, err := w.p.lock(ctx, w.c, &args)
-	if err != nil { // perhaps its DEL has come
+	if err != nil { // perhaps the DEL of the former attachment has come
 		w.p.tell("ADD leaves alone what container %s had, which had device %s: %v", o.ContainerID, device, err)
 		return
 	}
@@ -59,7 +61,8 @@ func (w *wiring) endFormer(ctx context.Context, o vf.Owner, device string) {
 	}
 }
 
-// podArgs are the CNI_ARGS of a pod's sandbox, as Kubernetes' runtimes write them. IPAM plugins may go by them.
+// podArgs are the CNI_ARGS of a pod's sandbox, as Kubernetes' runtimes write them. IPAM plugins may need
+// them to find the addresses.
 func podArgs(containerID string, p records.Pod) string {
 	if p.Name == "" {
 		return ""

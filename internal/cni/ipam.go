@@ -50,8 +50,9 @@ func (c NetConf) rawIPAM() json.RawMessage {
 	return f.IPAM
 }
 
-// withIPAM is the configuration with that of the IPAM plugin as a record has it. The name is that of the record's network,
-// too: the call may be for one that has it as a delegate, and IPAM plugins go by the name.
+// withIPAM is the configuration with the IPAM plugin's configuration and the network's name from a
+// record. IPAM plugins go by the name, and the call may be for another network, which has the
+// record's as a delegate.
 func (c NetConf) withIPAM(a Attachment) (NetConf, error) {
 	var conf IPAMConf
 	err := json.Unmarshal(a.IPAM, &conf)
@@ -185,8 +186,8 @@ func (i ipam) fail(verb string, err error) error {
 	return types.NewError(types.ErrInternal, what, err.Error())
 }
 
-// parseResult reads a result of any version. Where a plugin left the version out, it is
-// version, the one of the configuration.
+// parseResult reads a result of any version. version is that of the configuration, for a result
+// without one.
 func parseResult(version string, b []byte) (*types100.Result, error) {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(b, &keys); err != nil {

@@ -9,21 +9,22 @@ import (
 )
 
 const (
-	// maxRecordBytes bounds a record: most have a few hundred bytes, with maxIPs addresses a
-	// few thousand, and one with maxDevices devices that have maxIPs addresses each, and with
-	// the longest configuration of an IPAM plugin, which becomes longer by its lines, 200 KiB.
+	// maxRecordBytes bounds a record. Most have a few hundred bytes, and with maxIPs addresses
+	// a few thousand. The longest has 200 KiB: maxDevices devices with maxIPs addresses each,
+	// and the longest configuration of an IPAM plugin, which grows when it is indented.
 	maxRecordBytes = 256 << 10
-	// maxIPAMBytes bounds the configuration of an IPAM plugin that a record has: those that
-	// the agent writes are no longer, and others have some hundred bytes.
+	// maxIPAMBytes bounds the configuration of an IPAM plugin in a record. The agent writes no
+	// longer ones, and others have some hundred bytes.
 	maxIPAMBytes = 16 << 10
 	// maxRecords bounds what List returns: a node has at most some hundred
 	// pods, and a directory that was filled by accident must not fill memory.
 	maxRecords = 8192
-	// maxKeptBytes bounds a file of host-local: two names, of which one has 64 bytes mostly, the other at most 15.
+	// maxKeptBytes bounds a file of host-local, which has two names: that of a container, with
+	// 64 bytes in most cases, and that of an interface, with at most 15.
 	maxKeptBytes = 1 << 10
 	// maxIPs bounds the addresses of one interface.
 	maxIPs = 64
-	// maxDevices bounds the devices of one record: the network's one, and those that the pod
+	// maxDevices bounds the devices of one record: that of the network, and those that the pod
 	// claimed.
 	maxDevices = 1 + claims.MaxDevices
 	// maxDeviceID bounds the name of a device: a PCI address has 12 bytes, an
@@ -40,8 +41,8 @@ const (
 	// maxNameBytes is what every file system of Linux takes as a file name,
 	// with room for the suffix of a record.
 	maxNameBytes = 240
-	// maxDataDirDepth is how many directories deep dataDir may be: the default is two deep. Volumes of pods and files of
-	// containers, some of which belong to root, are six and more.
+	// maxDataDirDepth is how many directories deep dataDir may be. The default is two deep.
+	// Pods' volumes and containers' files, some of which belong to root, are six deep and more.
 	maxDataDirDepth = 4
 	// maxLinks bounds the symbolic links on the way to dataDir, as /var/run is one.
 	maxLinks = 4
@@ -57,8 +58,8 @@ const (
 	// lockWait bounds the wait for another call for the same attachment; runtimes
 	// make one at a time, and give up on the whole after minutes.
 	lockWait = 30 * time.Second
-	// formerWait bounds the wait for a call for an attachment that ADD takes a device back
-	// from: such a call does itself what ADD would.
+	// formerWait bounds ADD's wait for another call for the attachment from which ADD takes a
+	// device: if one runs for longer, it does itself what ADD would do.
 	formerWait = time.Second
 	// ipamTimeout bounds one call of an IPAM plugin: DHCP tries for ten
 	// seconds and more, and container runtimes wait two minutes.

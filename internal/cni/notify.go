@@ -16,8 +16,9 @@ import (
 	"time"
 )
 
-// SyncPath is the path of the agent's API to which Notify sends its POST. The agent
-// answers with a status of 200 to 299 once it has read the records and set the pods up, or to STATUS once it could begin to.
+// SyncPath is the path of the agent's API to which Notify sends its POST. The agent answers with a
+// status of 200 to 299 once it has read the records and set the pods up; to STATUS as soon as it
+// could do so.
 const SyncPath = "/v1/attachments/sync"
 
 // Event tells the agent why it is notified. The agent may ignore it: the records say

@@ -140,7 +140,7 @@ func ParseAttachment(b []byte) (Attachment, error) {
 	return a, nil
 }
 
-// validate refuses what no record is: a reader does not take it, so that it must not be written either.
+// validate refuses what no reader takes for a record. Such a record must not be written either.
 func (a *Attachment) validate() error {
 	switch {
 	case a.SchemaVersion != SchemaVersion:
@@ -257,10 +257,10 @@ func (s Store) read(name string) (Attachment, error) {
 	return a, nil
 }
 
-// List returns all records, in the order of their file names, and a JunkError for each
-// file that is no record. A missing directory counts as empty. err is about the directory
-// itself, or says that nothing can be read just now: a record that was not read says nothing about its
-// pod then. The records that could be read are returned with err.
+// List returns all records, in the order of their file names, and a JunkError for each file that is no
+// record. A missing directory counts as empty. err is about the directory itself, or says that no
+// further records can be read just now; as then has those that were read. After an error, a record
+// that is not in as may exist all the same.
 func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 	names, err := s.dir.Names()
 	if err != nil {
@@ -282,9 +282,9 @@ func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 	return as, junk, err
 }
 
-// CollectGarbage removes the records of a network whose key is not valid, and
-// temporary files that a dead plugin left. It goes on after an error. A record of addresses that an
-// IPAM plugin is to take back goes to owing.
+// CollectGarbage removes the records of a network whose key is not valid, and temporary files that a
+// dead plugin left. A record with addresses that an IPAM plugin has to take back is moved to owing.
+// CollectGarbage goes on after an error.
 func (s Store) CollectGarbage(network string, owing Store, valid func(containerID, ifName string) bool) error {
 	as, _, err := s.List()
 	errs := []error{err}

@@ -67,16 +67,16 @@ func (p Plugin) addWired(c NetConf, a Attachment, args *skel.CmdArgs) error {
 // podInterface is the interface of a pod's first attachment, as Kubernetes' runtimes call it.
 const podInterface = "eth0"
 
-// claimed are the devices that the pod claimed. They become further interfaces beside that of the pod's
-// first attachment, with the addresses of that network, although Multus calls the plugins of others before. Left out are devices
-// that pods share, which get no interface, and devices that another attachment of the pod has. The error says that
-// it cannot be known now what the pod claimed.
+// claimed are the interfaces for the devices that the pod claimed. They are made with the pod's first
+// attachment, and get addresses of its network. Multus may have called the plugins of other networks
+// before that: devices that another attachment of the pod has are left out, and so are devices that
+// pods share, which get no interface. The error says that it cannot be known now what the pod claimed.
 func (p Plugin) claimed(c NetConf, a Attachment) ([]ifRequest, error) {
 	if a.Pod.UID == "" || a.IfName != podInterface {
 		return nil, nil // outside Kubernetes, or a further network of the pod
 	}
 	devices, err := claims.NewStore(c.DataDir).OfPod(a.Pod.UID)
-	if records.IsShortage(err) { // what lasts keeps no pod from starting: most have no claims
+	if records.IsShortage(err) { // other errors may last, and must not keep pods from starting: most have no claims
 		return nil, types.NewError(types.ErrTryAgainLater, "it is not known which devices the pod claimed", err.Error())
 	}
 	if err != nil { // some records could not be read; they may be of other pods
@@ -132,7 +132,8 @@ func (p Plugin) wire(c NetConf, a Attachment, args *skel.CmdArgs, requests ...if
 	return nil
 }
 
-// isNew refuses a second ADD of an attachment that has devices: only the record of the first one has what DEL must give back.
+// isNew refuses a second ADD of an attachment that has devices: its record would replace that of the
+// first ADD, which says what DEL has to give back.
 func (c NetConf) isNew(args *skel.CmdArgs) error {
 	if got, err := c.store().Get(args.ContainerID, args.IfName); err == nil && len(got.wired()) > 0 {
 		return types.NewError(CodeDeviceBusy, "the attachment exists already: call DEL before another ADD",
@@ -141,8 +142,9 @@ func (c NetConf) isNew(args *skel.CmdArgs) error {
 	return nil
 }
 
-// isMade tells whether the plugin made the attachment before in this ADD: a network's list names the plugin, and so does the list of a
-// delegate, as of Multus. The previous result then has the interfaces of all devices of the record, while with a second ADD it has none.
+// isMade tells whether the plugin was already called in this ADD, and made the attachment: the list of a
+// network may name the plugin, and also that of its delegate, as with Multus. Then the previous result
+// has the interfaces of all devices of the record, while in a second ADD it has none.
 func (c NetConf) isMade(a Attachment) bool {
 	got, err := c.store().Get(a.ContainerID, a.IfName)
 	if err != nil || got.NetNS != a.NetNS || got.NetNSID != a.NetNSID {
@@ -162,7 +164,8 @@ func (c NetConf) isMade(a Attachment) bool {
 	return len(wired) > 0 && !slices.ContainsFunc(wired, func(d AttachedDevice) bool { return !inPod[d.IfName] })
 }
 
-// passOn is the ADD of an attachment that the plugin made before in this ADD, perhaps for a network that does not say "required".
+// passOn is the ADD of an attachment for which isMade is true. The agent is told again if this network
+// says "required", as the one for which the attachment was made may not.
 func (p Plugin) passOn(c NetConf, a Attachment) error {
 	if c.Required {
 		if err := p.notifyAgent(c, Event{Verb: "ADD", ContainerID: a.ContainerID, IfName: a.IfName}); err != nil {
@@ -233,8 +236,9 @@ func (w *wiring) one(ctx context.Context, one ifRequest) error {
 	return nil
 }
 
-// dropDefaults takes the default routes out of what the IPAM plugin gave to the interface of a claim: as a DHCP server gives one to
-// everybody, and it would take the place of the pod's own. One of a table or priority of its own takes nothing's place.
+// dropDefaults takes the default routes out of what the IPAM plugin gave to the interface of a claimed
+// device: such a route, which a DHCP server gives to everybody, would replace the pod's own. A route
+// with a table or priority replaces none, and stays.
 func (w *wiring) dropDefaults(ifName string, res *types100.Result) {
 	res.Routes = slices.DeleteFunc(res.Routes, func(r *types.Route) bool {
 		bits, _ := r.Dst.Mask.Size()
