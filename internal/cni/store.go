@@ -258,9 +258,9 @@ func (s Store) read(name string) (Attachment, error) {
 }
 
 // List returns all records, in the order of their file names, and a JunkError for each file that is no
-// record. A missing directory counts as empty. err is about the directory itself, or says that no
-// further records can be read just now; as then has those that were read. After an error, a record
-// that is not in as may exist all the same.
+// record. A missing directory counts as empty. The error err is about the directory itself, or says
+// that no further records can be read just now. List then returns the records that it has read, and
+// others may exist all the same.
 func (s Store) List() (as []Attachment, junk []*JunkError, err error) {
 	names, err := s.dir.Names()
 	if err != nil {

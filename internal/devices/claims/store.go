@@ -69,8 +69,9 @@ func (c Claim) Own() (n int) {
 // ErrNoClaim is the error of [Store.Get] for a claim that is not prepared.
 var ErrNoClaim = errors.New("claim is not prepared")
 
-// ErrUnread is the error of [Store.List] and [Store.OfPod] when the directory cannot be read, or a record for want of descriptors
-// or memory: what is not in the list may be there all the same.
+// ErrUnread is the error of [Store.List] and [Store.OfPod] when the directory cannot be read, or when a
+// record cannot be read because the node is short of descriptors or memory. A claim that is not in the
+// list may exist all the same.
 var ErrUnread = errors.New("claims cannot be read now")
 
 // Parse reads a file.
@@ -191,8 +192,9 @@ func (s Store) read(name string) (Claim, error) {
 	return c, nil
 }
 
-// List returns all claims in the order of their UIDs. If files cannot be read, it returns
-// the other claims and an error, which is [ErrUnread] if they may be good ones. A missing directory counts as empty.
+// List returns all claims in the order of their UIDs. If files cannot be read, it returns the other
+// claims and an error, which is [ErrUnread] if the files may be valid. A missing directory counts as
+// empty.
 func (s Store) List() ([]Claim, error) {
 	names, err := s.dir.Names()
 	var errs []error

@@ -19,8 +19,8 @@ import (
 // DefaultDir is where device plugins put their files (section 4.1).
 const DefaultDir = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 
-// CNIDir is where plugins put the files that runtimes name (section 4.2). Whoever may write a network's
-// configuration may name a file: one elsewhere would be any file of the node.
+// CNIDir is where plugins put the files that runtimes name (section 4.2). Files elsewhere are refused:
+// whoever may write a network's configuration could name any file of the node.
 const CNIDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
 // IsOfCNI reports whether path is a file in CNIDir, under one of its names.

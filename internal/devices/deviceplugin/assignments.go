@@ -37,7 +37,7 @@ type Assignments struct {
 	pods     map[config.PodName]assignment // kubelet's last answer
 	wanted   map[config.PodName]time.Time  // when Devices was first called for a pod
 	asked    time.Time                     // when the last question ended
-	answered time.Time                     // when the question began whose answer pods is
+	answered time.Time                     // when the question began that pods is the answer to
 	err      error                         // the error of the last question
 	mentions time.Time                     // when err was logged
 	recorded map[config.PodName][]string   // the devices of pods in the record

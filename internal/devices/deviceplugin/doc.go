@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deviceplugin tells kubelet which RDMA devices a node has for pods, and
-// learns from it which pods got which.
+// learns from kubelet which pods got which devices.
 //
 //	p, err := deviceplugin.New(deviceplugin.Config{...})
 //	go p.Run(ctx) // while the agent manages the node

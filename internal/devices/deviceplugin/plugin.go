@@ -45,10 +45,11 @@ type Config struct {
 type Plugin struct {
 	cfg       Config
 	resources []*resource
-	said      string // the error that was logged last; owned by the loop of Run, as what follows
-	// informed are the devices that the device information files are about; nil: the files have to be written.
-	informed []Device
-	warned   time.Time // when it was last logged that they are not written; zero: they are
+
+	// Owned by the loop of Run.
+	said     string    // the error that was logged last
+	informed []Device  // the devices that the device information files are about; nil: write all files
+	warned   time.Time // when it was last logged that the files are not written; zero: they are written
 }
 
 // New makes a plugin.
@@ -128,7 +129,8 @@ func (p *Plugin) update() {
 	}
 }
 
-// writeInfos brings the device information files in line with the VFs. After an error it writes all of them at the next call.
+// writeInfos brings the device information files in line with the VFs. After an error it writes all
+// files at the next call.
 func (p *Plugin) writeInfos(now []Device) {
 	if p.informed != nil && slices.Equal(p.informed, now) {
 		return

@@ -75,7 +75,7 @@ func watchAll(log *slog.Logger, dirs ...directory) (events <-chan fsnotify.Event
 	return events, stop
 }
 
-// look reads the records. While they cannot be read all claims are as they were.
+// look reads the records. While they cannot be read, all claims stay as they were.
 func (a *Assigned) look() {
 	all, err := a.store.List()
 	a.mu.Lock()
@@ -119,7 +119,7 @@ func (a *Assigned) Devices(pod config.PodName) []string {
 	defer a.mu.Unlock()
 	of := func(p records.Pod) bool { return p.Namespace == pod.Namespace && p.Name == pod.Name }
 	uid := ""
-	for _, c := range a.claims { // in the order in which they were prepared: the last one is of the last pod
+	for _, c := range a.claims { // in the order in which they were prepared: the last one is the newest pod's
 		for _, p := range c.Pods {
 			if of(p) {
 				uid = p.UID

@@ -33,7 +33,8 @@
 //
 // # Limitations
 //
-// A claim that several pods share must be for shared devices. It is prepared once, when the first of them starts, and
-// kubelet does not tell of those for which it is reserved later: they have the node's devices. Attributes that need
-// the RDMA device, such as its name, are missing for a VF whose device is in a pod.
+// A claim that several pods share must be for shared devices. It is prepared once, when the first of
+// the pods starts. Kubelet does not tell of pods for which it is reserved later: they have the node's
+// devices. Attributes that need the RDMA device, such as its name, are missing for a VF whose device is
+// in a pod.
 package dra

@@ -34,10 +34,11 @@ const (
 	healthEvery = 10 * time.Second
 
 	// returnWait is how long a call of kubelet waits for devices of pods that are ending. A DEL
-	// comes a few seconds after the deletion of its pod, ten on a busy node, and kubelet takes a
-	// refused claim for no error of the pod: it tries again when it looks at all pods, after a minute
-	// or more. Meanwhile other claims wait, as there is one call at a time, and kubelet waits callTimeout
-	// for each: devices of pods that are made anew together come back together, and two of pods that do not end leave time.
+	// comes a few seconds after the deletion of its pod, ten on a busy node. It is worth waiting
+	// for: kubelet tries a refused claim again only when it looks at all pods, after a minute or
+	// more. But there is one call at a time, for which kubelet waits callTimeout, and other claims
+	// wait meanwhile. There is time for two calls that wait in vain, for pods that do not end; and
+	// devices of pods that are made anew together come back together.
 	returnWait = 15 * time.Second
 
 	// callTimeout is how long kubelet waits for a call.

@@ -37,13 +37,13 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, wanted []*resourceap
 	return out, nil
 }
 
-// prepare writes the record of a claim. There may be one already. Once late is closed it does
-// not wait for devices any more.
+// prepare writes the record of a claim, which may exist already. Once late is closed, it does not wait
+// any more for devices of pods that are ending.
 func (d *Driver) prepare(ctx context.Context, late <-chan struct{}, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
 	before, err := d.store.Get(string(c.UID))
 	switch {
 	case err == nil, errors.Is(err, claims.ErrNoClaim):
-	case records.IsShortage(err): // when it was prepared, and which devices it has, is only there
+	case records.IsShortage(err): // only the record says when the claim was prepared, and with which devices
 		return nil, fmt.Errorf("%w: kubelet tries again", err)
 	default:
 		// The record cannot be read. The allocation has all that is needed for a new one.
@@ -115,8 +115,8 @@ func (d *Driver) fits(c claims.Claim) error {
 	return nil
 }
 
-// afterAll is now, or after the times of all claims that are prepared, whichever is later: their
-// order tells a pod from a former one of its name, also if the node's clock was set back.
+// afterAll is now or, if the node's clock was set back, a moment after the last time at which a claim was
+// prepared: by the order of these times, a pod is told from a former pod of its name.
 func (d *Driver) afterAll(now time.Time) (time.Time, error) {
 	all, err := d.store.List() // exclusive and Assigned log what cannot be read
 	if records.IsShortage(err) {
@@ -174,8 +174,8 @@ func (d *Driver) deviceOf(ctx context.Context, late <-chan struct{}, c *resource
 	return out, d.exclusive(ctx, late, c, r.Device, x.ID)
 }
 
-// allocated is the device of a name that claims are allocated by. While it turns out that the API server
-// knows no consumable capacity, shared devices have names of both forms.
+// allocated is the device with a name that an allocation has. The name of a shared device may be that of
+// the device or that of a slot, as allocations may be older than the form that is published now.
 func (d *Driver) allocated(name string) (inventory.Device, bool) {
 	list := d.cfg.Inventory.Devices()
 	for _, slots := range []bool{false, true} {
@@ -223,10 +223,10 @@ func (d *Driver) exclusive(ctx context.Context, late <-chan struct{}, c *resourc
 	return nil
 }
 
-// awaitReturn returns nil when no other pod has a device any more. A pod that was made anew
-// under the name of a former one often gets its device: the scheduler takes that for free as
-// soon as the former pod is gone from the API server, as after a deletion by force, while
-// on the node the pod still ends, and its DEL has not come yet. That is worth a short wait.
+// awaitReturn returns nil when no other pod has a device any more. A pod that was made anew under the
+// name of a former one often gets that one's device: to the scheduler the device is free as soon as the
+// former pod is gone from the API server. But after a deletion by force, for example, the former pod
+// may still be ending on the node, without a DEL so far. That is worth a short wait.
 func (d *Driver) awaitReturn(late <-chan struct{}, c *resourceapi.ResourceClaim, name, id string) error {
 	changed, stop := d.cfg.Inventory.Subscribe()
 	defer stop()

@@ -71,9 +71,9 @@ func (d *Driver) publish(ctx context.Context) error {
 	}
 }
 
-// learnSlots finds out whether shared devices have to be published as slots, where an earlier agent of
-// the node did so. To publish them in the other form first would take slots away that claims are
-// allocated, until the API server has refused that form.
+// learnSlots finds out whether shared devices have to be published as slots, if an earlier agent of the
+// node did so. If they were first published in the other form, slots that claims have would be missing
+// until the API server has refused that form.
 func (d *Driver) learnSlots(ctx context.Context) error {
 	api := d.cfg.Client.ResourceV1().ResourceSlices()
 	selector := fields.Set{resourceapi.ResourceSliceSelectorDriver: DriverName, resourceapi.ResourceSliceSelectorNodeName: d.cfg.Node}

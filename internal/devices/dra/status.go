@@ -71,7 +71,7 @@ func (r *reporter) report(ctx context.Context, all []claims.Claim, atts []cni.At
 		}
 		err := r.apply(ctx, c, want)
 		switch {
-		case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err): // written, or the claim is gone, or another claim has its name
+		case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err): // written; or the claim is gone, and another one may have its name
 			told[c.UID] = want
 		default:
 			told[c.UID] = had

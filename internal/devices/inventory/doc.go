@@ -14,14 +14,14 @@
 //
 // # Who owns what
 //
-// The goroutine of Run looks at the machine when the kernel tells of a change of a network
-// interface, and now and then. The kernel does not tell of changes of RDMA ports, and nobody of pods that
-// get a device: a glance each second finds out whether to look. Other goroutines read the result of the
-// last look.
+// The goroutine of Run looks at the machine when the kernel tells of a change of a network interface, and
+// now and then. The kernel does not tell of changes of RDMA ports, and nobody tells of pods that get a
+// device: so Run takes a glance each second to find out whether to look. Other goroutines read the result
+// of the last look.
 //
 // # Limitations
 //
-// A VF that is in a pod counts as up if its PF is up: Run does not enter the pod's
-// namespace to look at its port. What neither the kernel tells of nor a glance sees, such as a driver that
-// is bound to a VF without an interface, is found within ten seconds.
+// A VF that is in a pod counts as up if its PF is up: Run does not enter the pod's namespace to look at
+// its port. Some changes are found only within ten seconds, because the kernel does not tell of them, and
+// a glance does not see them: for example, that a driver is bound to a VF without an interface.
 package inventory

@@ -164,8 +164,8 @@ func (i *Inventory) Run(ctx context.Context) {
 	}
 }
 
-// awaitChange waits until the kernel tells of a change, or it is time to look in any case, which due says each second.
-// It returns false if ctx ended. A channel of changes that was closed becomes nil.
+// awaitChange waits until the kernel tells of a change, or until due, which is asked at each tick, says
+// that it is time to look. It returns false if ctx ended. If changes was closed, it becomes nil.
 func awaitChange(ctx context.Context, tick <-chan time.Time, changes *<-chan struct{}, due func(time.Time) bool) bool {
 	for {
 		select {
@@ -192,7 +192,7 @@ func awaitChange(ctx context.Context, tick <-chan time.Time, changes *<-chan str
 	}
 }
 
-// A glance is what changes without a notice of the kernel, and costs little to see.
+// A glance is what changes without a notice of the kernel, as far as it costs little to see.
 type glance struct {
 	host       string
 	configured []config.Device

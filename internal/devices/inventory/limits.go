@@ -5,11 +5,11 @@ package inventory
 import "time"
 
 const (
-	// every is how often there is a glance at the machine, for what the kernel gives no notice of.
-	// The users of the list have to know within 2 s that a port went down.
+	// every is the time between two glances at the machine, which see changes that the kernel does
+	// not tell of. The users of the list have to know within 2 s that a port went down.
 	every = time.Second
-	// lookEvery is how often the machine is looked at if nothing seems to change. A look reads some sixty files for
-	// every VF.
+	// lookEvery is the time between two looks at the machine if nothing seems to change. A look reads
+	// some sixty files for every VF.
 	lookEvery = 10 * time.Second
 	// debounce is the pause between a notice of the kernel and the look: an interface
 	// that goes down causes several notices.

@@ -26,7 +26,8 @@ type hooks struct {
 	// after is called after each change. If it returns an error, the call ends there
 	// without taking anything back, like a process that was killed.
 	after func(step string) error
-	// read is called after the journal of a device was read, which fails with its error; nil: it does not.
+	// read is called after the journal of a device was read. If it returns an error, the read fails
+	// with it.
 	read func(id string) error
 }
 

@@ -60,9 +60,9 @@ func (o Owner) Is(containerID, ifName string) bool {
 	return o.ContainerID == containerID && o.IfName == ifName
 }
 
-// ReplacedBy tells whether o is of an earlier sandbox of next's pod. Kubelet makes a pod's
-// sandbox only when it has given up the one before, for which the runtime may never call DEL:
-// as after it died before it stored that there is such a sandbox.
+// ReplacedBy tells whether o is an attachment of an earlier sandbox of next's pod. Kubelet makes a new
+// sandbox only after it has given up the former one. For that the runtime may never call DEL: for
+// example, if the runtime died before it stored that the sandbox exists.
 func (o Owner) ReplacedBy(next Owner) bool {
 	return o.Pod.UID != "" && o.Pod.UID == next.Pod.UID && o.ContainerID != next.ContainerID
 }

@@ -164,8 +164,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(b)), err
 }
 
-// journals reads all valid journals. It skips those that are not valid, but fails if one cannot be read just now: its device
-// is not free.
+// journals reads all valid journals. It skips those that are not valid. It fails if one cannot be read
+// just now, because the device of that journal is not free.
 func (h Host) journals() (map[string]*journal, error) {
 	names, err := h.records().Names()
 	if err != nil {
@@ -216,7 +216,8 @@ func (h Host) lock(ctx context.Context, id string) (func(), error) {
 	return h.lockWithin(ctx, lockWait, id)
 }
 
-// lockWithin is lock with another time to wait. If another call has the lock, the error wraps files.ErrLocked.
+// lockWithin is lock with another time to wait. If another call keeps the lock, the error wraps
+// files.ErrLocked.
 func (h Host) lockWithin(ctx context.Context, wait time.Duration, id string) (func(), error) {
 	if err := checkID(id); err != nil {
 		return nil, err

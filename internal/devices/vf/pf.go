@@ -11,9 +11,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// findPF looks for the interface of the VF's PF in the host, by the PF's PCI address: while a
-// pod has the VF, the PF's interface may get another name, as when its driver is loaded anew,
-// and another interface the former name. It returns nil if there is none.
+// findPF looks for the interface of the VF's PF in the host; nil if there is none. It looks by the PF's
+// PCI address, as names may change while a pod has the VF: when the PF's driver is loaded anew, for
+// example, the PF's interface may get another name, and another interface the former one.
 func (t *task) findPF(h *netlink.Handle) (netlink.Link, error) {
 	d := &t.w().Device
 	if d.PFPCI == "" {
@@ -51,9 +51,9 @@ func (s sysfs) ownNetDev(pci string) string {
 	return ""
 }
 
-// withoutPF is the error if the PF's interface is not in the host and settings are to be
-// brought back that the PF has kept: the next pod must not get the VLAN of the former one.
-// Without its driver, or without the VF, a PF keeps none.
+// withoutPF is the error if the PF's interface is not in the host, but the PF still has settings of the
+// VF that are to be brought back: the next pod must not get the VLAN of the former one. A PF has no
+// settings any more after it lost its driver or the VF.
 func (t *task) withoutPF() error {
 	d, s := &t.w().Device, t.h.sys()
 	if !t.j.marked && !t.j.Asked.ofPF() || !s.isVF(d.PCI) || s.link(busPCI, d.PFPCI, "driver") == "" {

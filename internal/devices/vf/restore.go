@@ -180,9 +180,9 @@ func (h Host) fromAlias(a *netlink.LinkAttrs) *journal {
 	return &journal{Wiring: w, marked: true}
 }
 
-// takeBackLeftover brings back a device after a call that was killed, or whose pod ended, or
-// has got another sandbox, without a Detach: next is who is to have the device. The error is
-// a *BusyError if a pod has the device.
+// takeBackLeftover brings back a device that is still an attachment's although no Detach will come: the
+// call was killed, or the pod has ended, or got another sandbox. next is the attachment that is to have
+// the device. The error is a *BusyError if a pod has the device.
 func (h Host) takeBackLeftover(ctx context.Context, id string, next Owner) error {
 	j, err := h.readJournal(id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -214,8 +214,8 @@ func (h Host) takeBackLeftover(ctx context.Context, id string, next Owner) error
 	return nil
 }
 
-// alive tells whether the owner's network namespace still exists at its path. The error says that it is not known: it could not
-// be opened just now.
+// alive tells whether the owner's network namespace still exists at its path. The error says that this is
+// not known, because the namespace cannot be opened just now.
 func alive(o Owner) (bool, error) {
 	ns, err := linux.OpenNetNS(o.NetNS)
 	switch {
@@ -397,8 +397,8 @@ func (t *task) moveHome(h *netlink.Handle, l netlink.Link) error {
 	return moveLink(l, t.w().temporaryName(), t.home)
 }
 
-// temporaryName is a name for the interface that no other device of this node has. It keeps
-// it if another interface of the host has the original name.
+// temporaryName is a name for the interface that no other device of this node has. The interface keeps
+// it as long as another interface of the host has the original name.
 func (w *Wiring) temporaryName() string {
 	s := strings.Map(func(r rune) rune {
 		if strings.ContainsRune("0123456789abcdefghijklmnopqrstuvwxyz", r) {

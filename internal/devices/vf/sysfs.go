@@ -298,8 +298,8 @@ func (h Host) Devices() ([]Device, error) {
 	return out, nil
 }
 
-// Glance is a text that differs when an RDMA device or the state of a port does, or a pod got or gave back a device. It costs a
-// small part of what Devices costs.
+// Glance returns a text that differs if an RDMA device or the state of a port changed, or if a pod got or
+// gave back a device. It costs a small part of what Devices costs.
 func (h Host) Glance() string {
 	s := h.sys()
 	var b strings.Builder
@@ -314,10 +314,10 @@ func (h Host) Glance() string {
 	return b.String()
 }
 
-// softDevice tells whether an interface with a software RDMA device can be a device of its
-// own, and its PCI function, "" if it has none. The interface of a VF is listed as the VF, and a
-// PF with VFs stays in the host. One that has just moved into a pod has no function here, and
-// may be that of a VF.
+// softDevice tells whether an interface with a software RDMA device can be a device of its own (ok), and
+// which PCI function it belongs to, "" if to none. The interface of a VF is no device of its own, as the
+// VF is listed; nor is that of a PF with VFs, which stays in the host. An interface that is not in the
+// host does not count: it has just moved into a pod, and may be that of a VF.
 func (s sysfs) softDevice(netdev string) (pci string, ok bool) {
 	if pci = s.function(netdev); pci == "" {
 		return "", s.exists(classNet, netdev)

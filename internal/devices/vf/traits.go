@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Traits are what a pod can change of its interface, besides name, address, MTU and alias,
-// and what stays with the interface when it leaves the pod. The next pod must not have an
-// interface that resolves no addresses, or one that cannot move because a further name of
-// it is in use.
+// Traits are what else a pod can change of its interface, besides name, address, MTU and alias, and what
+// the interface keeps when it leaves the pod. They are restored: otherwise the next pod might get an
+// interface that resolves no addresses, or the interface could not be moved because one of its further
+// names is in use.
 type Traits struct {
 	AltNames     []string `json:"altNames,omitempty"` // further names, as udev gives them
 	NoARP        bool     `json:"noARP,omitempty"`
