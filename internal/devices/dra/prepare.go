@@ -179,7 +179,7 @@ func (d *Driver) deviceOf(ctx context.Context, late <-chan struct{}, c *resource
 func (d *Driver) allocated(name string) (inventory.Device, bool) {
 	list := d.cfg.Inventory.Devices()
 	for _, slots := range []bool{false, true} {
-		if x, ok := publish(list, slots).ids[name]; ok {
+		if x, ok := translate(list, slots).ids[name]; ok {
 			return x, true
 		}
 	}

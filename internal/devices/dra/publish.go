@@ -87,7 +87,7 @@ func (d *Driver) learnSlots(ctx context.Context) error {
 		return nil
 	}
 	// The API server may have been upgraded since.
-	device := publish([]inventory.Device{{Device: vf.Device{ID: "trial"}, Kind: inventory.KindSoftware}}, false).devices
+	device := translate([]inventory.Device{{Device: vf.Device{ID: "trial"}, Kind: inventory.KindSoftware}}, false).devices
 	trial, err := api.Create(ctx, &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "smcr-trial-"},
 		Spec: resourceapi.ResourceSliceSpec{
@@ -110,7 +110,7 @@ func (d *Driver) published() published {
 	d.mu.Lock()
 	slots := d.slots
 	d.mu.Unlock()
-	return publish(d.cfg.Inventory.Devices(), slots)
+	return translate(d.cfg.Inventory.Devices(), slots)
 }
 
 // publishFailed gets the error about a slice that the API server refused, or took only in

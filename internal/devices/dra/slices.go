@@ -46,9 +46,9 @@ type published struct {
 	ids map[string]inventory.Device
 }
 
-// publish translates an inventory. With slots, each shared device is published MaxSharers
-// times, else once with a consumable capacity.
-func publish(list []inventory.Device, slots bool) published {
+// translate makes the API's devices of those of an inventory. With slots, a shared device becomes
+// MaxSharers devices, else one with a consumable capacity.
+func translate(list []inventory.Device, slots bool) published {
 	p := published{ids: map[string]inventory.Device{}}
 	left := maxSlots
 	for _, d := range list {

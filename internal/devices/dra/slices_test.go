@@ -65,7 +65,7 @@ func names(ds []resourceapi.Device) []string {
 func TestPublish(t *testing.T) {
 	list := devices()
 	list[3].State = vf.StateVFIO // a virtual machine has it
-	p := publish(list, false)
+	p := translate(list, false)
 	if diff := cmp.Diff([]string{"soft0", "soft1", "0000-41-10-0", "eth5"}, names(p.devices)); diff != "" {
 		t.Fatalf("devices (-want +got)\n%s", diff)
 	}
@@ -89,7 +89,7 @@ func TestPublish(t *testing.T) {
 }
 
 func TestPublish_slots(t *testing.T) {
-	p := publish(devices(), true)
+	p := translate(devices(), true)
 	if got, want := len(p.devices), 3*MaxSharers+2; got != want {
 		t.Errorf("%d devices, want %d", got, want)
 	}
@@ -107,7 +107,7 @@ func TestPublish_slots(t *testing.T) {
 	if sum != len(p.devices) {
 		t.Errorf("%d devices in slices, want %d", sum, len(p.devices))
 	}
-	if got := publish(nil, false).resources("node-a").Pools["node-a"]; len(got.Slices) != 1 {
+	if got := translate(nil, false).resources("node-a").Pools["node-a"]; len(got.Slices) != 1 {
 		t.Errorf("no devices: %d slices, want one that says so", len(got.Slices))
 	}
 }
@@ -141,7 +141,7 @@ func TestPublish_collision(t *testing.T) {
 		{Kind: inventory.KindRDMA, Device: vf.Device{ID: "a.b", VF: -1, State: vf.StateUp}},
 		{Kind: inventory.KindRDMA, Device: vf.Device{ID: "a-b", VF: -1, State: vf.StateUp}},
 	}
-	p := publish(list, false)
+	p := translate(list, false)
 	var ids []string
 	for _, name := range slices.Sorted(maps.Keys(p.ids)) {
 		ids = append(ids, p.ids[name].ID)
