@@ -56,31 +56,44 @@ func compile(obj *v1alpha1.SMCRPolicy) *policy {
 			}
 			p.peers = append(p.peers, c)
 		}
-		networks := func(field string, cidrs []v1alpha1.CIDR) {
-			for i, c := range cidrs {
-				n, err := netip.ParsePrefix(string(c))
-				if err == nil && n.Addr().Is4In6() {
-					err = fmt.Errorf("%s is IPv4 within IPv6", n)
-				}
-				if err != nil {
-					errs = append(errs, fmt.Errorf("spec.peers.%s[%d]: want a network such as 10.0.0.0/8: %w", field, i, err))
-				}
-			}
-		}
-		networks("cidrs", peers.CIDRs)
-		networks("except", peers.Except)
+		errs = append(errs, checkNetworks("cidrs", peers.CIDRs), checkNetworks("except", peers.Except))
 	}
-	for i, port := range obj.Spec.Ports {
-		last := port.Port
-		if port.EndPort != nil {
-			last = *port.EndPort
+	p.err = errors.Join(append(errs, checkPorts(obj.Spec.Ports))...)
+	return p
+}
+
+// checkNetworks says what is wrong with the networks of a field of spec.peers.
+func checkNetworks(field string, cidrs []v1alpha1.CIDR) error {
+	var errs []error
+	for i, c := range cidrs {
+		n, err := netip.ParsePrefix(string(c))
+		if err == nil && n.Addr().Is4In6() {
+			err = fmt.Errorf("%s is IPv4 within IPv6", n)
 		}
-		if port.Port < 1 || last < port.Port || last > 1<<16-1 {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("spec.peers.%s[%d]: want a network such as 10.0.0.0/8: %w", field, i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkPorts says what is wrong with spec.ports.
+func checkPorts(ports []v1alpha1.PolicyPort) error {
+	var errs []error
+	for i, port := range ports {
+		if last := lastPort(port); port.Port < 1 || last < port.Port || last > 1<<16-1 {
 			errs = append(errs, fmt.Errorf("spec.ports[%d]: want ports from 1 to 65535, and endPort not below port", i))
 		}
 	}
-	p.err = errors.Join(errs...)
-	return p
+	return errors.Join(errs...)
+}
+
+// lastPort is the last port of a range, or the port.
+func lastPort(p v1alpha1.PolicyPort) int32 {
+	if p.EndPort != nil {
+		return *p.EndPort
+	}
+	return p.Port
 }
 
 // selects says whether the policy selects the pod, which is of its namespace.

@@ -113,15 +113,9 @@ func portsIntersect(a, b []v1alpha1.PolicyPort) bool {
 	if len(a) == 0 || len(b) == 0 {
 		return true
 	}
-	last := func(p v1alpha1.PolicyPort) int32 {
-		if p.EndPort != nil {
-			return *p.EndPort
-		}
-		return p.Port
-	}
 	for _, x := range a {
 		for _, y := range b {
-			if max(x.Port, y.Port) <= min(last(x), last(y)) {
+			if max(x.Port, y.Port) <= min(lastPort(x), lastPort(y)) {
 				return true
 			}
 		}
