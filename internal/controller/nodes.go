@@ -164,17 +164,23 @@ func (r *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, err
 	}
 	if state.Status != metav1.ConditionTrue {
-		links, err1 := r.removeLinks(ctx, req.Name)
-		told, err2 := r.tellPods(ctx, req.Name, uninstalled(&smcr) != nil)
-		if links+told > 0 && again == 0 {
-			again = coalesce // some may have changed since they were read
-		}
-		return ctrl.Result{RequeueAfter: again}, errors.Join(err1, err2)
+		return r.clear(ctx, &smcr, again)
 	}
 	if r.taint && meta.IsStatusConditionTrue(smcr.Status.Conditions, v1alpha1.ConditionReady) {
 		return ctrl.Result{RequeueAfter: again}, r.untaint(ctx, &node)
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// clear deletes and corrects what is left of the agent of a node that has none any more. again is after
+// which time the node is to be looked at in any case; 0: at the next event.
+func (r *nodes) clear(ctx context.Context, n *v1alpha1.SMCRNode, again time.Duration) (ctrl.Result, error) {
+	links, err1 := r.removeLinks(ctx, n.Name)
+	told, err2 := r.tellPods(ctx, n.Name, uninstalled(n) != nil)
+	if links+told > 0 && again == 0 {
+		again = coalesce // some may have changed since they were read
+	}
+	return ctrl.Result{RequeueAfter: again}, errors.Join(err1, err2)
 }
 
 // state returns the condition AgentAlive of a node, nil if it is not known yet, and after which

@@ -189,17 +189,23 @@ func (r *policies) view(ctx context.Context, namespace string) (*namespaceView, 
 	if err := r.client.List(ctx, &nodes); err != nil {
 		return nil, fmt.Errorf("list SMCRNodes: %w", err)
 	}
-	answers := make(map[string]bool, len(nodes.Items))
-	for i := range nodes.Items {
-		answers[nodes.Items[i].Name] = !agentMissing(&nodes.Items[i])
-		v.oneRNIC[nodes.Items[i].Name] = hasOneRNIC(&nodes.Items[i])
+	v.judgeNodes(nodes.Items)
+	return v, nil
+}
+
+// judgeNodes notes which nodes have a single RDMA device, and on which nodes of the pods no agent
+// answers: these have no SMCRNode, or one that says so.
+func (v *namespaceView) judgeNodes(nodes []v1alpha1.SMCRNode) {
+	answers := make(map[string]bool, len(nodes))
+	for i := range nodes {
+		answers[nodes[i].Name] = !agentMissing(&nodes[i])
+		v.oneRNIC[nodes[i].Name] = hasOneRNIC(&nodes[i])
 	}
 	for i := range v.pods {
 		if node := v.pods[i].Spec.NodeName; !answers[node] {
 			v.agentGone[node] = true
 		}
 	}
-	return v, nil
 }
 
 func (v *namespaceView) policy(name string) *v1alpha1.SMCRPolicy {
