@@ -4,18 +4,18 @@ package v1alpha1
 
 // Annotations and labels.
 const (
-	// AnnotationEnabled opts a pod in ("true") or out ("false"). On a namespace
-	// it holds for those of its pods that do not have it themselves, and do not
-	// claim an RDMA device, which opts in as well. Anything else means out, and an
-	// event says so. A pod in its node's network is opted in by its own one only, and
-	// if its datapath is Kernel or KernelIfAvailable.
+	// AnnotationEnabled opts a pod in ("true") or out ("false"). Any other value means
+	// out, and an event says so. On a namespace, the annotation holds for those of its
+	// pods that do not have it themselves, and do not claim an RDMA device, which also
+	// opts in. A pod in its node's network is opted in only by its own annotation, and
+	// only if its datapath is Kernel or KernelIfAvailable.
 	AnnotationEnabled = "smcr.io/enabled"
 	// AnnotationStatus on a pod is what its agent did: one of the PodStatus
 	// words, and behind a colon the reason, as "Fallback: PEERNOSMC".
 	AnnotationStatus = "smcr.io/status"
 	// AnnotationUninstall on an SMCRNode tells its agent to leave the node clean
-	// and to set the condition Uninstalled. An agent that is new on the node takes one
-	// that was there before it off, and leaves if the annotation is set again.
+	// and to set the condition Uninstalled. An agent that is new on the node, and finds
+	// the annotation there, takes it off, and leaves only if it is set again.
 	AnnotationUninstall = "smcr.io/uninstall"
 	// LabelNode on SMCRLinks, SMCRNodes and agents' Leases is the node whose agent writes them: its
 	// name, or its UID if the name is longer than a label's value may be.
@@ -23,10 +23,12 @@ const (
 	// LabelLeave, "true" on a Node, keeps agents off it: the one that is there leaves the
 	// node clean and ends. "kubectl smcr leave" sets it.
 	LabelLeave = "smcr.io/leave"
-	// LabelAgent on SMCRLinks is the pod of the agent that has the link group: one
-	// that handed its node over still has those of the connections it carries.
+	// LabelAgent on SMCRLinks is the pod of the agent that has the link group. An agent
+	// that handed its node over still has the link groups of the connections that it
+	// carries.
 	LabelAgent = "smcr.io/agent"
-	// LabelNamespace on SMCRLinks is the namespace of the pods they carry.
+	// LabelNamespace on SMCRLinks is the namespace of the pods whose connections they
+	// carry.
 	LabelNamespace = "smcr.io/namespace"
 	// LabelPolicy on SMCRPeerSlices is the policy that they belong to.
 	LabelPolicy = "smcr.io/policy"
@@ -47,10 +49,12 @@ const DRADriver = "roce.smcr.io"
 
 // Reporting controllers of events.
 const (
-	// ReporterAgent is that of agents: about SMCRNodes, SMCRLinks, and, for pods of
-	// their node, about their own pod with the one that is meant as the related object.
+	// ReporterAgent is that of agents. Their events are about SMCRNodes and SMCRLinks.
+	// Those for a pod of the agent's node are about the agent's own pod, and name the
+	// pod as the related object.
 	ReporterAgent = "smcr.io/kube-smcr-agent"
-	// ReporterController is that of what the controller passes on of these.
+	// ReporterController is that of the controller: it passes agents' events for a pod
+	// on to that pod.
 	ReporterController = "smcr.io/kube-smcr-controller"
 )
 
@@ -71,17 +75,17 @@ const (
 // PodStatusKernel is the annotation smcr.io/status of a pod whose connections its kernel carries.
 const PodStatusKernel = PodStatusEnabled + ": KERNEL"
 
-// PodStatusKernelNoAgent is that annotation on a node whose agent is gone without having left the
-// node clean: the kernel carries on, and the policies that were in force last hold. The controller
-// writes it, in the place of the agent.
+// PodStatusKernelNoAgent replaces PodStatusKernel when the node's agent is gone without having left the
+// node clean: the kernel carries on, by the policies that were in force last. The controller writes it,
+// in the place of the agent.
 const PodStatusKernelNoAgent = PodStatusKernel + ", no agent"
 
 // PodStatusOlder is at the end of the annotation smcr.io/status of a pod whose new connections
 // are refused while older ones are on SMC-R: "Refused: REQUIRED, older connections live".
 const PodStatusOlder = ", older connections live"
 
-// PodStatusNoAgent is the annotation smcr.io/status of other opted-in pods on a node that has no
-// agent. The controller writes it, in the place of the agent, or an agent that leaves.
+// PodStatusNoAgent is the annotation smcr.io/status of the other opted-in pods on a node that has no
+// agent. The controller writes it in the place of the agent, or an agent when it leaves.
 const PodStatusNoAgent = PodStatusFallback + ": NO_AGENT"
 
 // Conditions of an SMCRPolicy.
@@ -98,9 +102,9 @@ const (
 	// ConditionDegraded says that something that worked does not: links down,
 	// nodes without their agent, pods that fell back.
 	ConditionDegraded = "Degraded"
-	// ConditionConflicting says that another policy of the same priority selects
-	// the same pods and wants something else, or that one of any priority requires
-	// SMC-R of pods that this one puts on the kernel's datapath.
+	// ConditionConflicting says that another policy of the same priority selects the
+	// same pods and wants something else; or that, of two policies of any priority, one
+	// requires SMC-R for pods that the other one puts on the kernel's datapath.
 	ConditionConflicting = "Conflicting"
 )
 
@@ -127,8 +131,8 @@ const (
 // an agent that leaves its node sets them itself, to False where that is what it knows.
 const ReasonAgentGone = "AgentGone"
 
-// ReasonNodeLeft is the reason of the condition Uninstalled of a node that its agent left
-// clean because agents are not to run there any more. It goes when one is back.
+// ReasonNodeLeft is the reason of the condition Uninstalled of a node that its agent left clean because
+// agents are not to run there any more. The condition goes when an agent is back.
 const ReasonNodeLeft = "NodeLeft"
 
 // Condition of an SMCRLink, besides Ready.

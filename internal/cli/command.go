@@ -33,7 +33,7 @@ func Strict(root *cobra.Command, name string, output *string) {
 		return nil
 	}
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
-		if err := cmd.ValidateFlagGroups(); err != nil { // cobra does so later, and its error is not told from others
+		if err := cmd.ValidateFlagGroups(); err != nil { // cobra does so later, with an error that cannot be told from others
 			return UsageError{err}
 		}
 		if *output != "table" && *output != "json" {

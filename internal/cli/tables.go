@@ -36,8 +36,8 @@ func Row(fields ...any) string {
 	return strings.Join(s, "\t")
 }
 
-// printable replaces characters that would move the cursor, or begin a row or a column: the text
-// may be that of a peer, or an annotation that users write.
+// printable replaces characters that would move the cursor, or begin a row or a column: a peer, or
+// somebody who may write annotations, may have put them into the text.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != ' ' && !unicode.IsPrint(r) {
@@ -47,7 +47,7 @@ func printable(s string) string {
 	}, s)
 }
 
-// Line makes one line of a text that others may have written, and that is no field of a row.
+// Line makes one printable line of a text that others may have written. Row does so with its fields.
 func Line(text string) string { return printable(strings.ReplaceAll(text, "\n", "; ")) }
 
 // PrintStatus prints the status of an agent, with the problems that keep connections off
@@ -199,8 +199,8 @@ func problem(text string) []string {
 	return []string{"problem: " + Line(text)}
 }
 
-// versionOf shows version, dialect and enterprise ID, in which two link groups with the
-// same peer may differ.
+// versionOf shows the version of SMC-R with the enterprise ID or, of version 1, with the dialect. Two link
+// groups with the same peer may differ in these.
 func versionOf(g agentapi.LinkGroup) string {
 	if g.Version >= 2 {
 		return fmt.Sprintf("v%d %s", g.Version, g.EID)
