@@ -86,29 +86,11 @@ func derive(f file, entry []byte, old *file) ([]byte, error) {
 	if bytes.Contains(f.text, []byte(derivedKey)) {
 		return nil, errors.New("is itself derived from another file")
 	}
-	var head []byte
-	if f.single != nil {
-		name, err := json.Marshal(f.single.name)
-		if err != nil {
-			return nil, err
-		}
-		version, err := json.Marshal(f.single.versions[len(f.single.versions)-1])
-		if err != nil {
-			return nil, err
-		}
-		plugin := bytes.TrimSpace(f.single.text)
-		head = fmt.Appendf(nil, "{\n  \"cniVersion\": %s,\n  \"name\": %s,\n  \"plugins\": [\n    %s\n  ]\n}\n",
-			version, name, bytes.ReplaceAll(plugin, []byte("\n"), []byte("\n    ")))
-	} else {
-		l, err := parseList(f.text)
-		if err != nil {
-			return nil, err
-		}
-		if head, err = l.unchain(); err != nil {
-			return nil, err
-		}
+	own, err := f.ownList()
+	if err != nil {
+		return nil, err
 	}
-	l, err := parseList(head)
+	l, err := parseList(own)
 	if err != nil {
 		return nil, err
 	}
@@ -131,6 +113,28 @@ func derive(f file, entry []byte, old *file) ([]byte, error) {
 	out = splice(out, span{at, at}, fmt.Appendf(nil, "\n  %q: %s,", derivedKey, mark))
 	_, err = parseList(out)
 	return out, err
+}
+
+// ownList is a list of the file's plugins, without ours.
+func (f *file) ownList() ([]byte, error) {
+	if f.single == nil {
+		l, err := parseList(f.text)
+		if err != nil {
+			return nil, err
+		}
+		return l.unchain()
+	}
+	name, err := json.Marshal(f.single.name)
+	if err != nil {
+		return nil, err
+	}
+	version, err := json.Marshal(f.single.versions[len(f.single.versions)-1])
+	if err != nil {
+		return nil, err
+	}
+	plugin := bytes.TrimSpace(f.single.text)
+	return fmt.Appendf(nil, "{\n  \"cniVersion\": %s,\n  \"name\": %s,\n  \"plugins\": [\n    %s\n  ]\n}\n",
+		version, name, bytes.ReplaceAll(plugin, []byte("\n"), []byte("\n    "))), nil
 }
 
 // chainedBehind returns the text of each plugin that another program put behind ours in
