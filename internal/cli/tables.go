@@ -85,14 +85,7 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 		rows = append(rows, Row("of kernels", fmt.Sprintf("%d pods, %d connections now, %d of them on SMC-R; %d on SMC-R, %d on TCP since start",
 			k.Pods, k.Live, k.LiveSMCR, k.TotalSMCR, k.TotalTCP)))
 	}
-	rows = append(rows,
-		Row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
-			size(uint64(s.NodeBudget.MemoryUsedBytes)), size(uint64(s.NodeBudget.MemoryBytes)), s.NodeBudget.ConnsUsed, s.NodeBudget.Conns)),
-		Row("room", fmt.Sprintf("for %d connections on SMC-R, or for one with each of %d peers", s.NodeBudget.RoomConns, s.NodeBudget.RoomPeers)),
-		Row("plain TCP", fmt.Sprintf("%d of %d relays, %d of %d connections being set up",
-			s.NodeBudget.RelaysUsed, s.NodeBudget.Relays, s.NodeBudget.PendingUsed, s.NodeBudget.Pending)),
-		Row("sockets", fmt.Sprintf("%s of %s of buffers, if they were full", size(uint64(s.NodeBudget.SocketUsedBytes)), size(uint64(s.NodeBudget.SocketBytes)))),
-	)
+	rows = append(rows, budgetRows(&s.NodeBudget)...)
 	if s.FewFiles != "" {
 		rows = append(rows, Row("files", s.FewFiles))
 	}
@@ -107,6 +100,17 @@ func PrintStatus(w io.Writer, s agentapi.Status) error {
 		rows = append(rows, Row(c, s.Reasons[c], c.Text()))
 	}
 	return Table(w, rows...)
+}
+
+// budgetRows say what is used of a node's budget, and for how much there is room.
+func budgetRows(b *agentapi.Budget) []string {
+	return []string{
+		Row("budget", fmt.Sprintf("%s of %s memory, %d of %d connections",
+			size(uint64(b.MemoryUsedBytes)), size(uint64(b.MemoryBytes)), b.ConnsUsed, b.Conns)),
+		Row("room", fmt.Sprintf("for %d connections on SMC-R, or for one with each of %d peers", b.RoomConns, b.RoomPeers)),
+		Row("plain TCP", fmt.Sprintf("%d of %d relays, %d of %d connections being set up", b.RelaysUsed, b.Relays, b.PendingUsed, b.Pending)),
+		Row("sockets", fmt.Sprintf("%s of %s of buffers, if they were full", size(uint64(b.SocketUsedBytes)), size(uint64(b.SocketBytes)))),
+	}
 }
 
 func describePods(p agentapi.PodCount) string {
