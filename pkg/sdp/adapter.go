@@ -35,10 +35,10 @@ type adapterLink struct {
 	dev   cm.Device
 	o     cm.Options
 	to    netip.AddrPort // of a connecting peer
-	asked []byte         // an accepting peer's request says so
+	asked []byte         // private data of the request, on an accepting peer
 
-	// req is what an accepting peer has to answer, nil once somebody does. The connection's turn guards it: who sets the connection up
-	// accepts, and others may end it meanwhile.
+	// req is the request that an accepting peer has to answer; nil once somebody does. The connection's turn guards it: who sets the
+	// connection up accepts the request, unless somebody else has ended the connection, and rejected it.
 	req cm.Request
 }
 
@@ -92,7 +92,7 @@ func (s *Stack) answerAdapter(ctx context.Context, r cm.Request) (*Conn, error) 
 // deviceAddr is where connections of the device begin.
 func (s *Stack) deviceAddr() netip.Addr { return s.cfg.Device.GIDs()[0].GID.Addr() }
 
-// reads are IRD and ORD, which are those of Hello.
+// reads returns the IRD and ORD of a connection: those that Hello names.
 func (s *Stack) reads() cm.Options {
 	m := s.cfg.machine(socket.Connecting)
 	return cm.Options{ReadsServed: m.IRD, ReadsAsked: m.ORD}
@@ -157,7 +157,7 @@ func (l *adapterLink) reset(e *endpoint) {
 
 func (*adapterLink) release() {} // the queue pair had everything
 
-// beginBytes is what lies behind the slots for the byte, in bytes.
+// beginBytes is the size of the place behind the slots where the byte lies, in bytes.
 const beginBytes = 64
 
 // beginSGE is where the byte lies.
@@ -189,9 +189,9 @@ func (c *Conn) handleBegin(wc *rdma.WC) {
 	}
 }
 
-// waitReady waits until the connection is established, or over. Linux' siw, as the responder, hears of what comes right behind its
-// Reply when more comes: so there is more, until the peer's first message tells that it has heard. It is a WRITE of nothing, which costs no
-// receive buffer, and whose key nobody looks at. A READ of nothing siw answers with bytes at times (R5040.5.2.1-1).
+// waitReady waits until the connection is established, or over. Meanwhile it nudges the peer: Linux' siw, as the responder, may
+// overlook the byte that comes right behind its Reply until something else arrives. A nudge is a WRITE of no bytes, which takes no
+// receive buffer, and whose key nobody looks at. (A READ of no bytes will not do: siw answers it with bytes at times, R5040.5.2.1-1.)
 func (c *Conn) waitReady(ctx context.Context) error {
 	pause := nudgePause
 	timer := time.NewTimer(pause)
@@ -218,7 +218,7 @@ func (c *Conn) waitReady(ctx context.Context) error {
 	}
 }
 
-// nudge sends a WRITE of nothing, and reports whether this is a connection on which that may be of use.
+// nudge sends a WRITE of no bytes, and reports whether the connection still waits for a peer that this may wake.
 func (c *Conn) nudge() bool {
 	c.lock()
 	defer c.unlock()
@@ -230,7 +230,7 @@ func (c *Conn) nudge() bool {
 	return true
 }
 
-// softAdapter is a device in software as an adapter that connects its queue pairs itself: what peers on such adapters can talk to.
+// softAdapter makes a softiwarp device one that connects its queue pairs itself, so that it can talk to peers on real adapters.
 type softAdapter struct {
 	*softiwarp.Device
 	noCRC    bool

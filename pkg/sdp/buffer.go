@@ -14,12 +14,12 @@ import (
 var ErrBusy = errors.New("sdp: buffer is in use")
 
 // Buffer is memory outside of the Go heap that the device can reach: what [Conn.WriteBuffer] and
-// [Conn.ReadBuffer] move goes straight from one to the other, without a copy by a processor where the device has
-// its own. A Buffer belongs to its stack, and any connection of that may use it, also several at a time.
+// [Conn.ReadBuffer] move goes straight from one Buffer to the other, and an RNIC needs no processor for it. A Buffer
+// belongs to its stack, and any connections of the stack may use it, also several at a time.
 //
-// What a transfer has is the connection's until the transfer is over: the program must not write to a part
-// that is being sent, nor touch one that is being filled. On software iWARP a write into what is being sent can
-// end the connection, by a wrong CRC ([rdma.StableRead]).
+// The part of a Buffer that a transfer moves is the connection's until the transfer is over: the program must not
+// write to a part that is being sent, nor touch one that is being filled. On software iWARP a write into what is
+// being sent can end the connection, by a wrong CRC ([rdma.StableRead]).
 type Buffer struct {
 	size int
 
@@ -29,7 +29,7 @@ type Buffer struct {
 	regions map[*Conn]rdma.MR
 }
 
-// AllocBuffer makes a Buffer of zeroed memory.
+// AllocBuffer makes a Buffer of size bytes of zeroed memory. Without a positive size the error is [rdma.ErrInvalid].
 func (s *Stack) AllocBuffer(size int) (*Buffer, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("allocate buffer of %d bytes: %w", size, rdma.ErrInvalid)
@@ -78,7 +78,7 @@ func (b *Buffer) isClosed() bool {
 	return b.mr == nil
 }
 
-// forgetClosed forgets Buffers that were closed, if there are many: Buffer.Close has no connection's turn.
+// forgetClosed takes closed Buffers out of e.buffers, if these are many. Buffer.Close cannot: it does not hold the connection's turn.
 func (e *endpoint) forgetClosed() {
 	const few = 16
 	if len(e.buffers) < max(e.tidyAt, few) {
@@ -92,8 +92,8 @@ func (e *endpoint) forgetClosed() {
 	e.tidyAt = 2 * len(e.buffers)
 }
 
-// take begins a transfer of n bytes at off, and returns the buffer's region in a connection's domain; nil for a
-// transfer that has one of its own.
+// take begins a transfer of n bytes at off, and returns the buffer's region in a connection's domain. If the transfer has a region
+// of its own, which Buffer.open makes later, take returns nil.
 func (b *Buffer) take(c *Conn, off, n int, own bool) (rdma.MR, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -143,7 +143,7 @@ func (b *Buffer) open(c *Conn, off, n int, a rdma.Access) (rdma.MR, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.mr == nil {
-		return nil, rdma.ErrClosed // a transfer has it, so this cannot be
+		return nil, rdma.ErrClosed // cannot be: a transfer has the buffer
 	}
 	return c.ep.pd.RegMR(b.mr, off, n, a)
 }

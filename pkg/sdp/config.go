@@ -22,26 +22,28 @@ type Config struct {
 	// Device carries the connections: one of softiwarp; an iWARP adapter, which is a [cm.Device]; or one with RoCE v2, which the
 	// draft does not know (see the package comment).
 	Device rdma.Device
-	// Layout is how both peers draw headers of several fields; it is not negotiated.
+	// Layout says how the fields of some headers lie, of which the draft can be read in two ways. It is not negotiated: both peers must
+	// have the same.
 	Layout bsdh.Layout
 
 	RecvBuffers    int // receive buffers of a connection; 0: socket.DefaultRecvBuffers
 	RecvBufferSize int // size of each, in bytes; 0: socket.DefaultRecvBytes
-	// MaxRecvBufferSize is how large the peer may have them made, in bytes (§10.6); 0: they stay as they are.
+	// MaxRecvBufferSize is the largest size, in bytes, that the peer may ask for (§10.6); 0: the size does not change.
 	MaxRecvBufferSize int
-	SendSlots         int // messages under way, each as long as a receive buffer of the peer; 0: DefaultSendSlots
-	MaxAdverts        int // Buffers that the peer may have advertised; 0: socket.DefaultMaxAdverts
+	SendSlots         int // messages under way at a time, of up to RecvBufferSize bytes each; 0: DefaultSendSlots
+	MaxAdverts        int // Buffers that the peer may have advertised at a time; 0: socket.DefaultMaxAdverts
 	// ZcopySize is the size, in bytes, above which WriteBuffer and ReadBuffer use RDMA; 0:
 	// socket.DefaultZcopyBytes; socket.NoZcopy: never.
 	ZcopySize uint32
 
-	// HelloInRequest has a device of softiwarp set connections up as adapters do that open their connections of TCP themselves: Hello goes
-	// in the MPA Request. Both peers must have it, or such an adapter; Stack.Client and Stack.Server are not there then.
+	// HelloInRequest has a softiwarp device set connections up as adapters do that open their TCP connections themselves: Hello goes
+	// in the MPA Request. The peer must have HelloInRequest too, or be such an adapter. Stack.Client and Stack.Server fail then, with
+	// rdma.ErrNotSupported.
 	HelloInRequest bool
 
-	// NoCRC does without the CRCs of iWARP if the peer does so, too.
+	// NoCRC leaves out the CRCs of iWARP if the peer wants to, too.
 	NoCRC bool
-	// MaxULPDU is the longest message of iWARP in one FPDU, in bytes; 0: what fits the segments of TCP. Peers in software are faster
+	// MaxULPDU is the most bytes of iWARP that one FPDU carries; 0: what fits a segment of TCP. Two peers in software are faster
 	// with iwarp.MaxOwnULPDU.
 	MaxULPDU int
 	// SetupTimeout bounds the set-up of a connection; 0: DefaultSetupTimeout.
@@ -52,7 +54,7 @@ type Config struct {
 	Hooks Hooks
 }
 
-// Hooks tell what no caller hears of. They are called in goroutines of the stack and must not block.
+// Hooks tell of what no caller of the stack sees. They are called in goroutines of the stack and must not block.
 type Hooks struct {
 	// Refused tells of a connection that a [Listener] did not set up.
 	Refused func(peer net.Addr, err error)
@@ -89,8 +91,8 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// checkRegions refuses what the device has no region for, beside sizes that are right: all receive buffers of one size are one
-// region, which is made when the peer asks for a larger one, and then it is too late to decline.
+// checkRegions refuses sizes that are right one by one, but for which the device has no region. All receive buffers of one size are one
+// region; that of a larger size is made only after we have agreed to the peer's wish, and could not be refused any more.
 func (c *Config) checkRegions() error {
 	d := c.withDefaults()
 	recvs := uint64(d.RecvBuffers) * uint64(max(d.RecvBufferSize, d.MaxRecvBufferSize))

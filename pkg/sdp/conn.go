@@ -19,7 +19,7 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
 )
 
-// errTimeout is that of a deadline.
+// errTimeout is the error of a transfer whose deadline has passed.
 var errTimeout = os.ErrDeadlineExceeded
 
 // Conn is a connection that SDP carries. It implements net.Conn with the semantics of TCP: two streams, each of which ends on
@@ -45,7 +45,7 @@ type Conn struct {
 	urgent        urgent
 	moves         moves
 
-	word atomic.Bool // there are completions
+	word atomic.Bool // the device has told of completions, and nobody has drained them
 
 	mu       sync.Mutex // the turn; guards what follows
 	m        *socket.Socket
@@ -105,7 +105,7 @@ func (s *Stack) newConnOn(r socket.Role, local, remote net.Addr, newLink func(*C
 // lock takes the turn.
 func (c *Conn) lock() { c.mu.Lock() }
 
-// unlock gives it back, after what came meanwhile was dealt with.
+// unlock gives the turn back, after the completions that came meanwhile were dealt with.
 func (c *Conn) unlock() {
 	for {
 		c.mu.Unlock()
@@ -216,7 +216,7 @@ func (c *Conn) peerGone(err error) {
 	c.unlock()
 }
 
-// down is peerGone for who has the turn.
+// down says that the transport connection has ended, in order if err is nil. The caller has the turn.
 func (c *Conn) down(err error) {
 	if !c.ep.dead && c.ep.cq != nil { // one that waits for Hello has no endpoint
 		c.drain() // what came before counts
@@ -450,7 +450,7 @@ func (c *Conn) ended(d direction) error {
 	return fmt.Errorf("%w: %w", syscall.ECONNRESET, err)
 }
 
-// opError wraps an error as package net does.
+// opError wraps an error as package net does, except nil and io.EOF.
 func (c *Conn) opError(op string, err error) error {
 	if err == nil || errors.Is(err, io.EOF) {
 		return err
@@ -458,10 +458,10 @@ func (c *Conn) opError(op string, err error) error {
 	return &net.OpError{Op: op, Net: c.local.Network(), Source: c.local, Addr: c.remote, Err: err}
 }
 
-// LocalAddr is the address of our end of the TCP connection that the connection began as.
+// LocalAddr returns the address of our end of the first TCP connection: a suspension does not change it.
 func (c *Conn) LocalAddr() net.Addr { return c.local }
 
-// RemoteAddr is the address of the peer.
+// RemoteAddr returns the address of the peer's end of the first TCP connection.
 func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
 // Info describes the connection as it is now.

@@ -23,19 +23,20 @@ var errNoSDP = errors.New("sdp: peer has no SDP")
 // Dialer connects to SDP services.
 type Dialer struct {
 	Stack *Stack
-	// Dialer opens the connections of TCP, but where an adapter does that itself, from its address.
+	// Dialer opens the TCP connections. An adapter that opens its connections itself does so from its own address; only
+	// Dialer.Resolver is used then.
 	Dialer net.Dialer
-	// Mapper asks the peer's host where a service listens for SDP. nil: the address is the SDP address. It must be nil on an
-	// adapter that opens its connections itself: a question names the port of the connection, which is the adapter's to choose. The kernel
-	// has iwpmd ask for those of its adapters, where that runs.
+	// Mapper asks the peer's host where a service listens for SDP; nil: the address is the SDP address. It must be nil on an
+	// adapter that opens its connections itself: the question names the connection's own port, which the adapter chooses later. For
+	// such adapters the kernel has iwpmd ask, where that runs.
 	Mapper *portmapper.Client
-	// Require makes a service without SDP an error. Without it the connection is plain TCP.
+	// Require makes it an error if the Mapper finds no SDP address. Without Require the connection is plain TCP then.
 	Require bool
 }
 
-// Dial connects to a service: an address as in [net.Dial], of a host and a port. Of a host with several addresses those are tried, one after the
-// other, that are of the family of LocalAddr, or of the adapter. With a Mapper the connection may be plain TCP to that very address; then it
-// is a *net.TCPConn, and the path says why. Else it is a *Conn.
+// Dial connects to a service, whose address is a host and a port as in [net.Dial]. If the host has several addresses, Dial tries one after
+// the other, those of the family of Dialer.LocalAddr or of the adapter's address. The connection is a *Conn, and the path says its SDP
+// address. With a Mapper it can also be a *net.TCPConn to the service's own address; then the path says why.
 func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper.Path, error) {
 	if d.Stack.adapter != nil {
 		return d.dialAdapter(ctx, address)
@@ -122,8 +123,8 @@ func (d *Dialer) client(ctx context.Context, tcp *net.TCPConn, path portmapper.P
 	return c, path, nil
 }
 
-// resolve finds the addresses of a service that can be reached from an address: those of its family. One that says nothing of a family is
-// no address, or the unspecified one.
+// resolve finds the addresses of a service that have the family of from: the others cannot be reached from there. If from is the
+// zero Addr or unspecified, as 0.0.0.0 is, all addresses count.
 func (d *Dialer) resolve(ctx context.Context, address string, from netip.Addr) ([]netip.AddrPort, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

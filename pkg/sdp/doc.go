@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sdp carries the two streams of a TCP connection by RDMA, with the Sockets Direct Protocol
-// (draft-pinkerton-iwarp-sdp-01): a [Conn] is a net.Conn, and what a program puts into a [Buffer] goes to a Buffer of the
-// peer without a copy in between.
+// Package sdp carries the two byte streams of a TCP connection by RDMA, with the Sockets Direct Protocol
+// (draft-pinkerton-iwarp-sdp-01). A [Conn] is a net.Conn; besides, a program can send what it has in a [Buffer] into a
+// Buffer of the peer, without a copy in between.
 //
 //	dev, err := softiwarp.Open(softiwarp.Config{Name: "iw0", Addr: netip.MustParseAddr("192.0.2.1")})
 //	stack, err := sdp.NewStack(sdp.Config{Device: dev})
@@ -11,44 +11,49 @@
 //	buf, err := stack.AllocBuffer(1 << 20)
 //	n, err := conn.(*sdp.Conn).WriteBuffer(buf, 0, 1<<20)
 //
-// The protocol is that of [github.com/smcr-io/kube-smcr/pkg/sdp/socket]; this package is its shell: queue pairs, memory, connections of
-// TCP, time.
+// The protocol is that of [github.com/smcr-io/kube-smcr/pkg/sdp/socket]; this package is its shell: it has the queue pairs, the
+// registered memory, the TCP connections and the clock.
 //
 // # What is copied, and when
 //
-//	Write          into a message, in registered memory; and out of it by the peer's Read or ReadBuffer
-//	WriteBuffer    nothing, if the peer reads with ReadBuffer and both are long (Config.ZcopySize); else as Write
+//	Write          into a message in registered memory; the peer's Read or ReadBuffer copies it out again
+//	WriteBuffer    nothing, if the peer reads with ReadBuffer and both are longer than Config.ZcopySize; otherwise as Write
 //	Read           out of a receive buffer
-//	ReadBuffer     nothing, as WriteBuffer
+//	ReadBuffer     nothing, if the peer writes with WriteBuffer and both are longer than Config.ZcopySize; otherwise as Read
 //
-// On a device in software an RDMA READ is a copy into the kernel and one out, as TCP has them, and one to its place: what this package
-// does not copy, that device still does. Without a copy of any processor is only what an RNIC moves.
+// These are the copies that this package makes. A device in software makes its own: it copies the bytes of an RDMA READ into
+// the kernel and out of it, as TCP does, and once more to their place. Only an RNIC moves bytes without any processor copying them.
 //
 // # Who owns what
 //
-// A [Stack] owns the device's context and a protection domain for Buffers. A Conn owns a protection domain of its own, a queue pair, and the
-// memory of its messages: 1.5 MiB with the defaults. After a suspension, its own ([Conn.Suspend]) or the peer's, it has another queue
-// pair. The peer reaches nothing of it but by a key for exactly the bytes of one transfer, with
-// one right, which is dead before the transfer is over. Whoever has the turn of a Conn drives its machine.
+// A [Stack] owns the device's context and a protection domain for Buffers. A Conn owns a protection domain, a queue pair, and the
+// memory of its messages, which is 1.5 MiB with the defaults. A suspension, its own ([Conn.Suspend]) or the peer's, gives the Conn
+// another queue pair. A peer reaches memory of a program only by a key that was made for exactly the bytes of one transfer and
+// grants one right; the key is dead before the transfer is over. Whoever holds the turn of a Conn drives its machine.
 //
 // # Over what it runs
 //
-// Over iWARP in software (pkg/rdma/softiwarp) as the draft has it. The connection begins as TCP; Hello is its last message, and
-// HelloAck the first one of iWARP. A device with RoCE v2 carries it in a profile of ours, which nobody else speaks: both peers
-// tell of their queue pairs on the connection of TCP, which then stays open and idle, and stands for the end of both streams.
+// Software iWARP (pkg/rdma/softiwarp) is used as the draft has it: the connection begins as plain TCP, Hello is the last message
+// of that, and HelloAck is the first message of iWARP.
 //
-// Over iWARP adapters that open their connections of TCP themselves (a [cm.Device], as pkg/rdma/verbs has for RNICs and Linux' siw) there
-// is no streaming mode: Hello goes in the MPA Request, as InfiniBand's SDP has it in the request of its connection manager, and the connecting
-// peer sends one byte before HelloAck, for it is the first who has to send. softiwarp does the same with Config.HelloInRequest, and so speaks to
-// such adapters: one that makes its own connections can neither send Hello before the Request nor send the Request on a connection
-// that it accepted, which the draft's set-up asks for.
+// RoCE v2 devices carry SDP in a profile of this project, which no other implementation speaks. The peers tell each other of their
+// queue pairs on the TCP connection; it then stays open and idle, and its end is the end of both streams.
+//
+// iWARP adapters that open their TCP connections themselves (a [cm.Device]: pkg/rdma/verbs is one for RNICs and for Linux' siw) have
+// no streaming mode. There, Hello goes in the MPA Request, as InfiniBand's SDP has it in the request of its connection manager. The
+// connecting peer has to send first, so it sends one byte, and HelloAck is the answer. The set-up of the draft is impossible on such
+// adapters: one peer would send Hello before the MPA Request, the other the Request on a connection that it accepted. softiwarp
+// can speak to them: with Config.HelloInRequest it does as they do.
 //
 // # Limitations
 //
-// SDP has one path and one queue pair per connection: with the loss of the path the connection is lost. Nothing is authenticated, and
-// nothing is encrypted. A connection that is suspended goes on in the same process, on the same stack, between the same addresses, and its
-// next connection of TCP belongs to the network namespace of the process. A peer that has a Buffer advertised
-// decides when a transfer of it ends: behind a deadline it has 5 s, and again with each part that moves; then the connection ends. Out-of-band bytes are to be had in their order only. On
-// adapters that make their own connections of TCP there are no suspension, no [Stack.Client] and no [Stack.Server], and a port mapper is
-// asked by the kernel, if by anybody.
+//   - A connection has one path and one queue pair: it does not survive the loss of its path.
+//   - Nothing is authenticated, and nothing is encrypted.
+//   - A suspended connection goes on in the same process, on the same stack, between the same addresses. Its next TCP connection
+//     belongs to the network namespace of the process.
+//   - A transfer whose Buffer is advertised to the peer ends when the peer says so, and not at the deadline. From the deadline on the peer
+//     has 5 s, and again 5 s after each part that moves; then the connection ends.
+//   - Out-of-band bytes can be read only when all bytes before them were read.
+//   - Adapters that open their TCP connections themselves have no suspension, no [Stack.Client] and no [Stack.Server]. A port mapper is
+//     asked by their kernel, if by anybody.
 package sdp

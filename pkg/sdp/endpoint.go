@@ -45,7 +45,7 @@ type endpoint struct {
 
 	solicits    bool // the device sends messages with solicited events
 	invalidates bool // a message can make a key of the peer worthless
-	opensSinks  bool // the peer learns the key of what a READ of ours fills, and it must have the right to write there
+	opensSinks  bool // a READ of ours needs memory that the peer may write, and tells the peer its key: DeviceAttr.ReadSinkWrite
 
 	wrs   []rdma.SendWR // to be posted
 	sges  []rdma.SGE    // of wrs
@@ -64,7 +64,7 @@ type recvSet struct {
 	left int // that were not dropped
 }
 
-// open makes it, with the queue pair in INIT and all receive buffers posted. After an error there is nothing.
+// open makes the endpoint, with the queue pair in INIT and all receive buffers posted. After an error nothing of it is left.
 func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	e.bufs, e.slotCount, e.slotBytes = cfg.RecvBuffers, cfg.SendSlots, cfg.RecvBufferSize
 	a := cfg.Device.Attr()
@@ -86,7 +86,7 @@ func (e *endpoint) open(ctx rdma.Context, cfg *Config) (err error) {
 	return e.openQP(ctx, cfg, cfg.RecvBufferSize)
 }
 
-// openQP makes the queue pair, with receive buffers of a size. After an error there may be a part of it.
+// openQP makes the queue pair, with receive buffers of a size. After an error the caller closes what there is of it.
 func (e *endpoint) openQP(ctx rdma.Context, cfg *Config, size int) (err error) {
 	sends, recvs := e.slotCount+readsAhead, e.bufs
 	if cfg.MaxRecvBufferSize > cfg.RecvBufferSize {

@@ -11,7 +11,7 @@ import (
 
 // Info describes a connection.
 type Info struct {
-	Role      socket.Role // of the connection of TCP, which is another one after a suspension
+	Role      socket.Role // who opened the present TCP connection: a suspension may change it
 	Transport string      // "iWARP" or "RoCE"
 	Layout    bsdh.Layout
 	State     socket.State
@@ -19,11 +19,11 @@ type Info struct {
 
 	PeerRecvBufferSize int       // bytes
 	PeerMaxAdverts     int       // that we may have outstanding
-	IRD, ORD           int       // RDMA READs at a time, served and asked for
+	IRD, ORD           int       // RDMA READs at a time: the peer's that we serve, and ours
 	SendMode, RecvMode bsdh.Mode // of our stream, and of the peer's
 
-	// Bytes of both streams, and how they went. BytesCopied counts each byte once for each copy that this
-	// package made of it; those that went by RDMA READ or WRITE it did not copy.
+	// Bytes of both streams, and how they were carried. BytesCopied counts each byte once for each copy that this
+	// package made of it; bytes that an RDMA READ or WRITE moved were not copied.
 	BytesSent, BytesReceived uint64
 	BytesCopied              uint64
 	BytesRead, BytesWritten  uint64 // by our RDMA READs and WRITEs
@@ -33,13 +33,13 @@ type Info struct {
 	Moves                          uint64 // from one connection of TCP to another, by a suspension of either side
 }
 
-// established takes what the peer said of itself.
+// established notes what the peer said of itself in its Hello or HelloAck.
 func (i *Info) established(o *socket.Output) {
 	i.PeerRecvBufferSize, i.PeerMaxAdverts = int(o.Message.Setup.RecvBytes), int(o.Message.Setup.MaxAdverts)
 	i.IRD, i.ORD = o.IRD, o.ORD
 }
 
-// read takes what the machine says.
+// read notes the state of the machine.
 func (i *Info) read(m *socket.Socket) {
 	s := m.Snapshot()
 	i.State, i.SendMode, i.RecvMode = s.State, s.SendMode, s.RecvMode

@@ -61,10 +61,11 @@ type iwarpLink struct {
 	tcp *net.TCPConn // the device's, once it connects
 	o   softiwarp.ConnectOptions
 
-	moves bool // of a connection that was established before: a shortage that passes is no reason to lose it
+	moves bool // the connection was established before: it is not lost for a shortage that may pass
 }
 
-// again waits a moment after an error of the device that may pass and has left the connection of TCP as it was. False: it is not such an error.
+// again reports whether the device is to be asked again after err, and waits a moment before. That is so for a connection that moves, if err
+// tells of a shortage that may pass, and the device has done nothing to the TCP connection yet (else err is a ConnectError).
 func (l *iwarpLink) again(ctx context.Context, err error) bool {
 	var tried *softiwarp.ConnectError
 	return l.moves && err != nil && !errors.As(err, &tried) && afterShortage(ctx, err) == nil
@@ -96,7 +97,7 @@ func (l *iwarpLink) connect(ctx context.Context, e *endpoint, hello []byte) erro
 	return err
 }
 
-// giveUp ends the connection of who has waited long enough.
+// giveUp ends the connection of a peer that has not answered Hello in time.
 func giveUp(ctx context.Context, s *softiwarp.SSP) {
 	c, err := s.Close()
 	switch {
@@ -160,8 +161,8 @@ func readFull(tcp *net.TCPConn, n int) ([]byte, error) {
 	return b, err
 }
 
-// whileWaiting has the end of a context end what waits for a connection of TCP. The function that it returns ends that,
-// and says what an error was.
+// whileWaiting has reads and writes of a TCP connection fail when the context ends, until the function that it returns is called. That
+// function takes the error of the last of them, and returns the context's instead if that was the reason.
 func whileWaiting(ctx context.Context, tcp *net.TCPConn) func(error) error {
 	stop := context.AfterFunc(ctx, func() { _ = tcp.SetDeadline(time.Unix(1, 0)) })
 	return func(err error) error {

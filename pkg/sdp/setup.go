@@ -12,14 +12,16 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
 )
 
-// Client makes an SDP connection of a connection of TCP to a peer that waits with Server, as the connecting peer: whoever opened it. Both
-// may have talked over it before; the next 32 bytes are the Hello. The connection of TCP is the stack's, also after an error, when it is closed.
+// Client makes an SDP connection of a TCP connection whose other end is given to Server. It plays the part of the connecting peer, also if
+// the TCP connection was accepted here. The programs may have used the TCP connection before: the next 32 bytes on it are the Hello. The
+// stack owns the TCP connection from now on; after an error it has closed it.
 func (s *Stack) Client(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	return s.setUp(ctx, tcp, socket.Connecting)
 }
 
-// Server is the other side of Client, the accepting peer. It reads 32 bytes, the Hello, and nothing behind. What is no Hello ends the connection
-// before there is a queue pair.
+// Server makes an SDP connection of a TCP connection whose other end is given to Client, and plays the part of the accepting peer. Of
+// the TCP connection it reads exactly the 32 bytes of the Hello. If they are not a Hello, it closes the connection before it makes a queue
+// pair. As with Client, the stack owns the TCP connection from now on.
 func (s *Stack) Server(ctx context.Context, tcp *net.TCPConn) (*Conn, error) {
 	return s.setUp(ctx, tcp, socket.Accepting)
 }

@@ -47,9 +47,10 @@ func NewStack(cfg Config) (*Stack, error) {
 	return s, nil
 }
 
-// Close aborts the connections that are not closed, waits for the ends of all, for which those that are closed have up to 10 seconds,
-// and 2 for their last words, whatever their peers do, and closes the context with all Buffers. It does not wait for a [Conn.ReadFrom] or [Conn.WriteTo] whose
-// reader or writer still has a Buffer: the last of these closes the context, when it returns.
+// Close aborts the connections that their program has not closed, waits until all have ended, and closes the context with all Buffers.
+// Whatever the peers do, connections end within 2 seconds, and those that were closed before, and still send what was written, within 10
+// seconds more. Close does not wait for a [Conn.ReadFrom] or [Conn.WriteTo] whose reader or writer still has a Buffer: the last of these
+// closes the context, when it returns.
 func (s *Stack) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -99,7 +100,7 @@ func (s *Stack) endCopy() {
 	}
 }
 
-// Conns returns the connections that are not closed, or not over.
+// Conns returns the connections that still have something of the device: those that their program has not closed, or that have not ended.
 func (s *Stack) Conns() []*Conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +134,7 @@ func (s *Stack) find(n rdma.QPN) *Conn {
 	return s.qps[n]
 }
 
-// add takes a connection in, which has nothing of the device yet.
+// add enters a new connection, which has nothing of the device yet, until remove.
 func (s *Stack) add(c *Conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +146,7 @@ func (s *Stack) add(c *Conn) error {
 	return nil
 }
 
-// named tells by which number events name a connection's queue pair.
+// named enters the number of a connection's queue pair: events of this number are the connection's, until unnamed.
 func (s *Stack) named(n rdma.QPN, c *Conn) {
 	s.mu.Lock()
 	s.qps[n] = c

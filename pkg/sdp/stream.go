@@ -14,8 +14,8 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// Read reads what has arrived, at least one byte. It copies out of receive buffers: what the peer offers to be read by RDMA
-// it refuses, so that the peer sends it. See ReadBuffer.
+// Read reads what has arrived, at least one byte, and copies it out of receive buffers. What the peer offers to be read by RDMA
+// Read refuses, so that the peer sends it in messages; [Conn.ReadBuffer] takes it. At the end of the peer's stream Read returns [io.EOF].
 func (c *Conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -24,7 +24,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, c.opError("read", err)
 }
 
-// read reads into p, which is of buf at off, if that is not nil.
+// read reads into p. If buf is not nil, p lies in it, at off.
 func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
 	for {
 		t := c.reads.fresh(p)
@@ -40,7 +40,7 @@ func (c *Conn) read(p []byte, buf *Buffer, off int, fill bool) (int, error) {
 	}
 }
 
-// finishRead waits for a read that was started; over is false if it has nothing, and is to be tried again.
+// finishRead waits for a read that was started. If over is false, the read has got nothing for its program, and is to be tried again.
 func (c *Conn) finishRead(t *transfer) (n int, over bool, err error) {
 	c.wait(reading, t)
 	n = t.n
@@ -61,8 +61,8 @@ func (c *Conn) finishRead(t *transfer) (n int, over bool, err error) {
 	return 0, false, nil // the out-of-band byte was all
 }
 
-// Write sends p, and returns when it is the peer's, or on its way there: at most SendSlots messages, and then what the peer has
-// receive buffers for. It copies; see WriteBuffer.
+// Write copies p into messages, and returns when all of them are posted: the peer has them, or they are on their way. It waits while
+// Config.SendSlots messages are under way, or the peer has no receive buffer left. [Conn.WriteBuffer] need not copy.
 func (c *Conn) Write(p []byte) (int, error) {
 	n, err := c.write(p, false)
 	return n, c.opError("write", err)
@@ -99,9 +99,10 @@ func (c *Conn) finishWrite(t *transfer) (int, error) {
 	return n, c.stopped(writing)
 }
 
-// WriteBuffer sends n bytes at off of a Buffer, and returns how many the peer has when all, or no more, will be. If it is long
-// the peer's device fetches it, or this one writes it into a Buffer that the peer's program waits with
-// (Config.ZcopySize); else it is copied, as by Write.
+// WriteBuffer sends the n bytes of b from off on, and returns how many of them were sent: fewer than n only with an error. When it returns,
+// the program may change them. More than Config.ZcopySize bytes go without a copy, if the peer's program waits with a long Buffer:
+// the peer's device fetches them, or this one writes them there. Others are copied, as by Write. A stretch that is not in b, is
+// empty, or is longer than 1 GiB is [rdma.ErrInvalid].
 func (c *Conn) WriteBuffer(b *Buffer, off, n int) (int, error) {
 	t, err := c.StartWrite(b, off, n)
 	if err != nil {
@@ -110,8 +111,9 @@ func (c *Conn) WriteBuffer(b *Buffer, off, n int) (int, error) {
 	return t.Wait()
 }
 
-// ReadBuffer reads what arrives into n bytes at off of a Buffer, and returns when there is something, or with fill when
-// all is there. What the peer offers is fetched by the device, into the Buffer.
+// ReadBuffer reads into the n bytes of b from off on, and returns how many have arrived: when there is at least one, or, with fill, when
+// there are n. What the peer offers to be read by RDMA this device fetches into b. A stretch that is not in b, is empty, or is longer than
+// 1 GiB is [rdma.ErrInvalid].
 func (c *Conn) ReadBuffer(b *Buffer, off, n int, fill bool) (int, error) {
 	t, err := c.StartRead(b, off, n, fill)
 	if err != nil {
@@ -127,14 +129,14 @@ type Transfer struct {
 	t *transfer
 }
 
-// StartWrite is [Conn.WriteBuffer] without waiting for the end, so that the next one can be prepared. Several go in their
-// order.
+// StartWrite is [Conn.WriteBuffer] without waiting for the end, so that the next one can be prepared meanwhile. Several are sent in the
+// order in which they were started.
 func (c *Conn) StartWrite(b *Buffer, off, n int) (*Transfer, error) {
 	return c.startBuffer(writing, b, off, n, false)
 }
 
-// StartRead is [Conn.ReadBuffer] without waiting for the end. Several get what arrives in their order. One that is not to be filled may be
-// written by the peer's device.
+// StartRead is [Conn.ReadBuffer] without waiting for the end. Several get what arrives in the order in which they were started. A read
+// without fill may be advertised to the peer, whose device then writes into b.
 func (c *Conn) StartRead(b *Buffer, off, n int, fill bool) (*Transfer, error) {
 	return c.startBuffer(reading, b, off, n, fill)
 }
@@ -176,7 +178,8 @@ func (x *Transfer) Wait() (int, error) {
 	return n, c.opError("read", err)
 }
 
-// ReadFrom implements [io.ReaderFrom]: it sends what r has until its end, by two Buffers in turn, so that a long stream is not copied.
+// ReadFrom implements [io.ReaderFrom]: it sends what r has until its end, by two Buffers of 1 MiB in turn, so that a long stream is not
+// copied.
 func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
 	if !c.stack.beginCopy() {
 		return 0, c.opError("write", net.ErrClosed)
@@ -223,8 +226,8 @@ func (c *Conn) ReadFrom(r io.Reader) (sent int64, err error) {
 	return sent, err
 }
 
-// WriteTo implements [io.WriterTo]: it gives w what arrives until the end of the stream, by two Buffers in turn, so that a long stream is not
-// copied, and one is filled while w has the other. After an error of w, what was under way is lost.
+// WriteTo implements [io.WriterTo]: it gives w what arrives until the end of the stream, by two Buffers of 1 MiB in turn, so that a long
+// stream is not copied, and one is filled while w has the other. After an error of w, what the other one has got is lost.
 func (c *Conn) WriteTo(w io.Writer) (got int64, err error) {
 	if !c.stack.beginCopy() {
 		return 0, c.opError("read", net.ErrClosed)
@@ -297,8 +300,8 @@ func (c *Conn) dropRead(t *transfer) {
 	_, _, _ = c.finishRead(t)
 }
 
-// ResizePeer asks the peer for receive buffers of n bytes, which it may decline. Messages become longer with them, up to our own
-// RecvBufferSize.
+// ResizePeer asks the peer for receive buffers of n bytes. Our messages become longer with them, up to our own Config.RecvBufferSize. The
+// peer may decline: [Conn.Info] says the size that it has.
 func (c *Conn) ResizePeer(n int) error {
 	c.lock()
 	defer c.unlock()
@@ -312,8 +315,9 @@ func (c *Conn) ResizePeer(n int) error {
 	return nil
 }
 
-// Close closes the connection as TCP does: what was written goes first, for up to 10 seconds; the peer sees the end of our stream. But if there is
-// something that was not read, or comes later, the connection is reset. Reads and writes that wait end with net.ErrClosed.
+// Close closes the connection as TCP does. What was written is still sent, for up to 10 seconds, and then the peer sees the end of
+// our stream. But if something was not read, or arrives later, the connection is reset. Close does not wait for any of this. Reads and
+// writes that wait end with [net.ErrClosed].
 func (c *Conn) Close() error { return c.close(false) }
 
 // Abort resets the connection, also one that was closed and still sends what was written. Once more it is net.ErrClosed, as after the
@@ -352,7 +356,7 @@ func (c *Conn) abortUnlessClosed() {
 	}
 }
 
-// CloseWrite ends our stream behind all that was written; the peer's goes on.
+// CloseWrite ends our stream behind all that was written. The peer's stream goes on.
 func (c *Conn) CloseWrite() error {
 	c.lock()
 	defer c.unlock()
@@ -372,8 +376,8 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return cmp.Or(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
-// SetReadDeadline bounds reads; the zero time removes the bound. A read that has a Buffer which is advertised
-// ends when the peer has said what became of it.
+// SetReadDeadline bounds reads; the zero time removes the bound. A read whose Buffer is advertised to the peer ends later, when the peer
+// has said what it wrote there; see the package's Limitations.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadline(reading, t) }
 
 // SetWriteDeadline bounds writes, as SetReadDeadline does reads.

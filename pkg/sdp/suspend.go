@@ -31,9 +31,9 @@ import (
 
 // SuspendOptions say how a suspended connection goes on.
 type SuspendOptions struct {
-	// AnyPort takes the peer back from another port than the one that it had. The draft demands the same one (§13.1.1), for
-	// another program of the peer's host cannot have that. But who has accepted a connection has the port of its listener, and cannot connect
-	// from there as long as that listens.
+	// AnyPort accepts the peer's next connection from any port of its address. Without AnyPort it must come from the port that the peer
+	// had before, as the draft demands (§13.1.1): no other program of the peer's host can have that port. But a peer that accepted its
+	// last connection had the port of its listener, and cannot connect from there while the listener is open. It needs AnyPort.
 	AnyPort bool
 }
 
@@ -65,13 +65,14 @@ func (p *suspension) end(err error) {
 	close(p.over)
 }
 
-// Suspend moves the connection to another connection of TCP and another queue pair, between the same addresses; what the peer
-// connects to is a port that is opened for this. Neither program notices: reads and writes wait meanwhile, and adverts that
-// were not used are made again. It returns when data flow again. If the context ends before, the suspension goes on nevertheless, for up to
-// Config.SuspendTimeout; a connection whose peer has not come back then is reset.
+// Suspend moves the connection to another TCP connection and another queue pair, between the same addresses. It opens a port for this,
+// to which the peer connects. Reads and writes wait meanwhile, and adverts that were not used are made again, so that neither program
+// notices. Suspend returns when data flow again. If ctx ends before, Suspend returns its error, and the suspension goes on nevertheless;
+// if the peer has not come back within Config.SuspendTimeout, the connection is reset.
 //
-// One suspension of either side is under way at a time: another one of this side is refused, one of the peer goes before or behind. Connections of
-// adapters that open them themselves cannot be suspended ([rdma.ErrNotSupported]); a peer that tries loses the connection.
+// Only one suspension is under way at a time. A second one of this side fails with [socket.ErrState]; one that the peer asks for takes
+// place before or after this one. On adapters that open their TCP connections themselves Suspend fails with [rdma.ErrNotSupported], and
+// a peer that asks for a suspension loses the connection.
 func (c *Conn) Suspend(ctx context.Context, o SuspendOptions) error {
 	return c.opError("suspend", c.suspend(ctx, o))
 }
@@ -261,7 +262,7 @@ func (c *Conn) tryReopen(tcp *net.TCPConn) (link, error) {
 	return c.link, nil
 }
 
-// attach takes a connection of TCP, whose port another one may have when it has moved.
+// attach notes the ends of a TCP connection that carries c from now on, and lets the next one, after a suspension, have the same port.
 func (c *Conn) attach(tcp *net.TCPConn) (err error) {
 	if c.moves.local, err = endOf(tcp.LocalAddr()); err != nil {
 		return err
@@ -285,8 +286,8 @@ func shareAddress(_, _ string, r syscall.RawConn) error {
 	return err
 }
 
-// comeBack connects to another port of the peer, from our port if that can be (§13.1.1). The peer sends us nowhere but to its
-// own address, and to no port that takes rights to listen on.
+// comeBack connects to the port at which the peer waits after a suspension, from the port that we had if possible (§13.1.1). We connect
+// only to the peer's own address, and to no port below minSuspendPort: a peer shall not be able to send us to another service.
 func (c *Conn) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	if port < minSuspendPort {
 		return nil, fmt.Errorf("port %d, want %d at least: %w", port, minSuspendPort, rdma.ErrInvalid)
@@ -309,8 +310,8 @@ func (c *Conn) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) 
 	}
 }
 
-// afterShortage waits a moment if the error says that there are too few descriptors, or too little memory or else of the device, now: then it
-// returns nil, or why the context has ended. Any other error it returns.
+// afterShortage says whether to try again after err. If err tells of a shortage that may pass (of descriptors, of memory, of something of
+// the device) it waits for acceptPause and returns nil, or the context's error if that ends first. Any other err it returns as it is.
 func afterShortage(ctx context.Context, err error) error {
 	short := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, rdma.ErrNoResources}
 	if !slices.ContainsFunc(short, func(e error) bool { return errors.Is(err, e) }) {
@@ -324,7 +325,7 @@ func afterShortage(ctx context.Context, err error) error {
 	}
 }
 
-// awaitPeer accepts the connection that comes from an address, and from its port unless any will do. Others are reset.
+// awaitPeer accepts the connection that comes from the address of from, and from its port unless anyPort. It resets all others.
 func awaitPeer(ctx context.Context, l *net.TCPListener, from netip.AddrPort, anyPort bool) (*net.TCPConn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -351,7 +352,7 @@ func awaitPeer(ctx context.Context, l *net.TCPListener, from netip.AddrPort, any
 	}
 }
 
-// endOf is an address of TCP.
+// endOf returns the address and port of one end of a TCP connection, with IPv4 unmapped.
 func endOf(a net.Addr) (netip.AddrPort, error) {
 	at, err := netip.ParseAddrPort(a.String())
 	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), err

@@ -16,20 +16,20 @@ import (
 // transfer is a read or a write of the program that the machine has. The connection's turn guards it until it is over.
 type transfer struct {
 	id     uint64
-	p      []byte  // its memory
-	buf    *Buffer // that p is of; nil: p is not registered
+	p      []byte  // the memory that it moves
+	buf    *Buffer // where p lies; nil: p is not registered
 	off    int     // of p in buf
 	region rdma.MR // of buf, in the connection's domain
-	sink   rdma.MR // of p, and open to the peer: RDMA READs fill it; nil: they fill region, or there was none
-	start  uint64  // of a write: its first byte's place in our stream
+	sink   rdma.MR // of p, which the peer may write: RDMA READs fill it; nil: they fill region, or there was no READ
+	start  uint64  // of a write: position of its first byte in our stream
 
-	fill   bool // of a read: it is over when it is full
+	fill   bool // of a read: it is over only when p is full
 	urgent bool // its last byte is out-of-band data
-	last   byte // that byte, of a read that is over: the memory may be gone with the stack
+	last   byte // that byte, of a read that is over: p may be unmapped by then, with the stack
 
-	n                     int // bytes moved, once it is over
+	n                     int // bytes moved, once the transfer is over
 	eof, canceled, isOver bool
-	over                  chan struct{} // has a token then
+	over                  chan struct{} // has a token once the transfer is over
 }
 
 // sge is a stretch of the transfer's memory.
@@ -58,11 +58,11 @@ func (t *transfer) end(o *socket.Output) {
 // transfers are the reads, or the writes, of a connection, oldest first.
 type transfers struct {
 	list     []*transfer
-	places   chan struct{} // one taken by each that is not over, or that waits to begin
-	urgents  chan struct{} // and one of these, of writes with out-of-band data
+	places   chan struct{} // a token for each transfer that is not over, or waits to begin
+	urgents  chan struct{} // one more for each write with out-of-band data
 	deadline deadline.Deadline
 	spare    chan *transfer // to be used again
-	// canceling is closed when a cancellation is over, for which new ones wait; nil: there is none.
+	// canceling is closed when a cancellation is over; new transfers wait for that. nil: there is no cancellation.
 	canceling chan struct{}
 }
 
@@ -111,7 +111,7 @@ func (l *transfers) at(pos uint64) *transfer {
 func (l *transfers) end(o *socket.Output) {
 	t := l.find(o.ID)
 	l.remove(t)
-	l.release(t) // not by Wait: who starts may be the one that will wait, for many
+	l.release(t) // now, and not in Wait: a program may start many before it waits for the first
 	t.end(o)
 	if len(l.list) == 0 && l.canceling != nil {
 		close(l.canceling)
@@ -258,8 +258,8 @@ func (c *Conn) wait(d direction, t *transfer) {
 	}
 }
 
-// cancel ends all transfers of a direction; the caller has the turn. New ones wait for that only if the machine does it, and not where
-// they end with the connection.
+// cancel ends all transfers of a direction; the caller has the turn. New transfers wait until that is done, but not if the machine has
+// nothing to cancel: then the transfers end with the connection.
 func (c *Conn) cancel(d direction) {
 	l := c.of(d)
 	cancel := c.m.CancelReads
@@ -271,7 +271,7 @@ func (c *Conn) cancel(d direction) {
 	}
 }
 
-// stopped is why a transfer was canceled; nil: for another one's sake, and it may be tried again.
+// stopped says why a transfer was canceled. nil: another transfer of its direction had to end, and this one may be tried again.
 func (c *Conn) stopped(d direction) error {
 	c.lock()
 	defer c.unlock()

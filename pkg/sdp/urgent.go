@@ -7,16 +7,16 @@ import (
 	"syscall"
 )
 
-// Out-of-band data is what net.Conn does not know: a byte of the stream at a time of which the peer hears before it has
-// read what precedes it (§9.5.3). These methods are TCP's options and flags of the same names, as pkg/smcr has
-// them: WriteUrgent and ReadUrgent are send and recv with MSG_OOB, SetUrgentInline is SO_OOBINLINE, UrgentNotify is SIGURG.
+// Out-of-band data, which net.Conn does not have, is a single byte of the stream that the peer is told of before it has
+// read what precedes the byte (§9.5.3). The methods stand for what programs use with TCP, as those of pkg/smcr do:
+// WriteUrgent and ReadUrgent are send and recv with MSG_OOB, SetUrgentInline is SO_OOBINLINE, UrgentNotify is SIGURG.
 
 // urgent is what is known of the peer's out-of-band data.
 type urgent struct {
 	mu     sync.Mutex // guards what follows
 	inline bool
-	value  byte // that ReadUrgent returns
-	fresh  bool // it has not yet
+	value  byte // what ReadUrgent returns
+	fresh  bool // ReadUrgent has not returned value yet
 	notify chan struct{}
 }
 
@@ -30,7 +30,7 @@ func (u *urgent) announce() {
 	}
 }
 
-// take takes an out-of-band byte out of the stream, and reports whether it is not part of it.
+// take keeps an out-of-band byte for ReadUrgent, and reports whether Read has to leave it out: not if such bytes are inline.
 func (u *urgent) take(b byte) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -47,8 +47,8 @@ func (c *Conn) WriteUrgent(p []byte) (int, error) {
 	return n, c.opError("write", err)
 }
 
-// ReadUrgent returns the last out-of-band byte that reads have come to, once. Without one it fails with EAGAIN: unlike with TCP,
-// the byte is not to be had before what precedes it was read.
+// ReadUrgent returns the last out-of-band byte that reads have come to, once. If there is none it fails with EAGAIN, also when the peer has
+// announced one: unlike with TCP, what precedes the byte must be read first. With SetUrgentInline it fails with EINVAL.
 func (c *Conn) ReadUrgent() (byte, error) {
 	u := &c.urgent
 	u.mu.Lock()
@@ -63,12 +63,12 @@ func (c *Conn) ReadUrgent() (byte, error) {
 	return u.value, nil
 }
 
-// SetUrgentInline leaves out-of-band bytes in the stream that Read sees; a read ends behind each.
+// SetUrgentInline says whether out-of-band bytes stay in the stream that Read sees. A read ends behind each of them.
 func (c *Conn) SetUrgentInline(inline bool) {
 	c.urgent.mu.Lock()
 	c.urgent.inline = inline
 	c.urgent.mu.Unlock()
 }
 
-// UrgentNotify has a token when the peer has said that an out-of-band byte will come.
+// UrgentNotify returns a channel that has a token when the peer has announced an out-of-band byte.
 func (c *Conn) UrgentNotify() <-chan struct{} { return c.urgent.notify }
