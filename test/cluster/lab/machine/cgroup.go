@@ -33,15 +33,6 @@ type hierarchy struct {
 	options string // which controllers, for version 1
 }
 
-// Version2 says whether the host has cgroups of version 2 only.
-func Version2() (bool, error) {
-	all, err := hostHierarchies()
-	if err != nil {
-		return false, err
-	}
-	return len(all) == 1 && all[0].v2, nil
-}
-
 // hostHierarchies are the mounts of cgroups under /sys/fs/cgroup.
 func hostHierarchies() ([]hierarchy, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")

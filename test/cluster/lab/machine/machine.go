@@ -179,9 +179,6 @@ func (m *Machine) PowerOff() {
 	}
 }
 
-// Done is closed when the machine has ended.
-func (m *Machine) Done() <-chan struct{} { return m.done }
-
 // PID is the process id of the machine's process 1 on the host.
 func (m *Machine) PID() int { return m.pid }
 
