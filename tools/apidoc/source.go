@@ -27,7 +27,6 @@ type typeDoc struct {
 	doc     string
 	markers []string
 	fields  []field // of a struct
-	base    string  // of another type: what it is
 }
 
 // field is a field of a struct.
@@ -89,8 +88,6 @@ func (s *source) add(g *ast.GenDecl) {
 			td := &typeDoc{name: t.Name.Name, doc: doc, markers: markers}
 			if st, ok := t.Type.(*ast.StructType); ok {
 				td.fields = fields(st)
-			} else {
-				td.base = typeText(t.Type)
 			}
 			s.types[td.name] = td
 		}

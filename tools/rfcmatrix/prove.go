@@ -81,7 +81,7 @@ func claims(sections []*section) []claim {
 				return t.test == "" || underTest(t.dir) || strings.HasPrefix(t.test, "Benchmark")
 			})
 			for _, c := range s.code {
-				if c.symbol.from > 0 && len(tests) > 0 {
+				if c.symbol.line > 0 && len(tests) > 0 {
 					all = append(all, claim{s, c, tests})
 				}
 			}

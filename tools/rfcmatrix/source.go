@@ -31,10 +31,10 @@ type pkg struct {
 	data    map[string]string          // base names below testdata to path
 }
 
-// symbol is where a name is declared. A function has lines, too.
+// symbol is where a name is declared.
 type symbol struct {
-	file     string
-	from, to int
+	file string
+	line int // of a function; 0: the name is no function's
 }
 
 // citation is a section of an RFC named by a comment; rfc is empty if the comment
@@ -127,7 +127,7 @@ func (p *pkg) addSymbols(f *ast.File, fset *token.FileSet, file string) {
 			if d.Recv != nil {
 				name = receiver(d.Recv.List[0].Type) + "." + name
 			}
-			p.symbols[name] = symbol{file, fset.Position(d.Pos()).Line, fset.Position(d.End()).Line}
+			p.symbols[name] = symbol{file, fset.Position(d.Pos()).Line}
 		case *ast.GenDecl:
 			for _, spec := range d.Specs {
 				p.addSpec(spec, file)

@@ -88,7 +88,6 @@ type startup struct {
 	peerData [MaxPrivateData]byte
 	hasPeer  bool
 	gated    bool // responder: nothing is sent before the first FPDU came (RFC 5044 §7.1.2)
-	rtrRead  bool // initiator: our first READ is the RTR
 }
 
 // Start begins the stream: an initiator sends its Request, a responder waits for one. The
@@ -230,7 +229,6 @@ func (q *QP) handleReply(f *Frame) {
 	if e.RTRWrite {
 		q.tx.emptyWrite()
 	} else {
-		s.rtrRead = true
 		q.tx.emptyRead(q.cfg.Rand)
 	}
 }

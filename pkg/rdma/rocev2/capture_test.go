@@ -16,7 +16,6 @@ type captured struct {
 	name  string
 	addrs Addresses
 	ipID  uint16
-	df    bool
 	udp   []byte // UDP payload, BTH to ICRC
 }
 
@@ -78,7 +77,6 @@ func roceOf(f []byte) (c captured, ok bool) {
 		c.addrs.Src = netip.AddrFrom4([4]byte(ip[12:16]))
 		c.addrs.Dst = netip.AddrFrom4([4]byte(ip[16:20]))
 		c.ipID = binary.BigEndian.Uint16(ip[4:])
-		c.df = ip[6]&0x40 != 0
 		udp = ip[int(ip[0]&15)*4:]
 	case 0x86dd:
 		if ip[6] != 17 {
@@ -86,7 +84,6 @@ func roceOf(f []byte) (c captured, ok bool) {
 		}
 		c.addrs.Src = netip.AddrFrom16([16]byte(ip[8:24]))
 		c.addrs.Dst = netip.AddrFrom16([16]byte(ip[24:40]))
-		c.df = true
 		udp = ip[40:]
 	default:
 		return c, false

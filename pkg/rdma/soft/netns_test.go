@@ -24,10 +24,9 @@ import (
 // vethPair is two network namespaces joined by one veth pair, v0 in a and v1
 // in b, with an IPv4 and an IPv6 address each.
 type vethPair struct {
-	a, b     string
-	a4, b4   netip.Addr
-	a6, b6   netip.Addr
-	mtuBytes int
+	a, b   string
+	a4, b4 netip.Addr
+	a6, b6 netip.Addr
 }
 
 func newVethPair(t testing.TB, mtuBytes int) *vethPair {
@@ -37,7 +36,7 @@ func newVethPair(t testing.TB, mtuBytes int) *vethPair {
 	_, _ = rand.Read(r[:])
 	id := "ks-" + hex.EncodeToString(r[:])
 	v := &vethPair{
-		a: id + "a", b: id + "b", mtuBytes: mtuBytes,
+		a: id + "a", b: id + "b",
 		a4: netip.MustParseAddr("10.91.0.1"), b4: netip.MustParseAddr("10.91.0.2"),
 		a6: netip.MustParseAddr("fd91::1"), b6: netip.MustParseAddr("fd91::2"),
 	}

@@ -95,7 +95,6 @@ const (
 // manager is the kernel's connection manager, as a device uses it: one open file with an ID for each connection and listener, and
 // a goroutine for their events.
 type manager struct {
-	dev  *Device
 	guid uint64 // of the device's node, as the kernel has it in memory
 	w    *waiter
 	page []byte // where the kernel writes answers: no memory of Go's, which the kernel must not be told of
@@ -159,7 +158,7 @@ func newManager(d *Device) (*manager, error) {
 		return nil, fmt.Errorf("%s (module rdma_ucm) must be readable and writable: %w", managerPath, err)
 	}
 	defer func() { _ = unix.Close(fd) }() // the waiter has its own
-	m := &manager{dev: d, guid: guid, ids: make(map[uint32]*cmID), parents: make(map[uint64]*cmID)}
+	m := &manager{guid: guid, ids: make(map[uint32]*cmID), parents: make(map[uint64]*cmID)}
 	if m.page, err = unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		return nil, fmt.Errorf("map memory for answers: %w", err)
 	}

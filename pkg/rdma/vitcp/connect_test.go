@@ -221,7 +221,6 @@ func (s *connectScript) outputs() string {
 
 // peerNode is one host of peer-to-peer mode: its call, and the calls that reach it.
 type peerNode struct {
-	name  string
 	addr  netip.Addr
 	disc  Discriminator
 	call  *Peer
@@ -401,7 +400,7 @@ func TestSection4_PeerToPeer(t *testing.T) {
 			addrs[1] = addrs[0] // the discriminators decide
 		}
 		for i := range p.nodes {
-			p.nodes[i] = &peerNode{name: fmt.Sprint(i), addr: netip.MustParseAddr(addrs[i]), disc: disc(t, fmt.Sprint("node", i))}
+			p.nodes[i] = &peerNode{addr: netip.MustParseAddr(addrs[i]), disc: disc(t, fmt.Sprint("node", i))}
 		}
 		for i, n := range p.nodes {
 			o := p.nodes[1-i]

@@ -70,7 +70,6 @@ const (
 // fuzzPeer plays the peer of a socket, knowing all that the socket does: it builds what the draft allows in the socket's state,
 // or, if the input says so, what it does not. It checks that the socket sends only what the draft allows it.
 type fuzzPeer struct {
-	t    *testing.T
 	w    *world
 	a, b *host // the peer's memory, and the socket
 	lied bool
@@ -81,7 +80,7 @@ type fuzzPeer struct {
 	in    bsdh.Mode
 }
 
-func newFuzzPeer(t *testing.T, in *fuzzBytes) *fuzzPeer {
+func newFuzzPeer(in *fuzzBytes) *fuzzPeer {
 	how := in.next()
 	cfg := Config{RecvBuffers: 4 + how&3, RecvBytes: 60, ZcopyBytes: 50, MaxAdverts: 1 + how>>2&3}
 	cfg.Keep, cfg.Suspends = how&16 > 0, how&48 == 48
@@ -91,7 +90,7 @@ func newFuzzPeer(t *testing.T, in *fuzzBytes) *fuzzPeer {
 	if how&128 > 0 {
 		cfg.SendDepth = 1
 	}
-	p := &fuzzPeer{t: t, w: stillWorld(Config{RecvBytes: 90, RecvBuffers: 4 + in.next()&7}, cfg, quiet)}
+	p := &fuzzPeer{w: stillWorld(Config{RecvBytes: 90, RecvBuffers: 4 + in.next()&7}, cfg, quiet)}
 	p.a, p.b = p.w.sides[0], p.w.sides[1]
 	p.w.gone, p.w.blind = true, true
 	p.w.does = p.watch
@@ -474,7 +473,7 @@ func FuzzSocket(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, bytes []byte) {
 		in := fuzzBytes(bytes[:min(len(bytes), 2000)])
-		p := newFuzzPeer(t, &in)
+		p := newFuzzPeer(&in)
 		for len(in) > 0 && p.w.err == nil && p.b.s.state != StateClosed {
 			e, arg := fuzzEvent(in.next()), in.next()
 			if kind := e % fuzzKinds; kind <= fuzzBytewise {
