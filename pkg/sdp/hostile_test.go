@@ -251,16 +251,14 @@ func (p *hostilePeer) take() {
 	}
 }
 
-// waits waits until something holds, or the queue pair has ended, and reports which.
-func (p *hostilePeer) waits(what string, holds func() bool) bool {
+// waits waits until something holds, or the queue pair has ended.
+func (p *hostilePeer) waits(what string, holds func() bool) {
 	p.t.Helper()
 	for end := time.Now().Add(hostilePatience); ; time.Sleep(100 * time.Microsecond) { // polls the completion queue
 		p.take()
 		switch {
-		case holds():
-			return true
-		case p.ended:
-			return false
+		case holds() || p.ended:
+			return
 		case time.Now().After(end):
 			p.t.Fatalf("never: %s", what)
 		}

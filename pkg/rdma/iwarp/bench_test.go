@@ -18,7 +18,7 @@ type carrier struct {
 }
 
 func newCarrier(tb testing.TB, s Startup) *carrier {
-	c := &carrier{twoSides: newTwoSides(tb, nil), tx: make([][]byte, 0, 512), rx: make([][]byte, 0, 8)}
+	c := &carrier{twoSides: newTwoSides(tb), tx: make([][]byte, 0, 512), rx: make([][]byte, 0, 8)}
 	answer := s
 	answer.PeerToPeer = false
 	s.PeerToPeer = true

@@ -91,8 +91,9 @@ func untagged(op Opcode, msn, mo uint32, last bool, payload int) []byte {
 	return append(h.Append(nil), make([]byte, payload)...)
 }
 
-func tagged(op Opcode, stag rdma.RKey, to uint64, last bool, payload int) []byte {
-	h := Header{Tagged: true, Op: op, STag: stag, TO: to, Last: last}
+// tagged is the last segment of a tagged message.
+func tagged(op Opcode, stag rdma.RKey, to uint64, payload int) []byte {
+	h := Header{Tagged: true, Op: op, STag: stag, TO: to, Last: true}
 	return append(h.Append(nil), bytes.Repeat([]byte{0xab}, payload)...)
 }
 
@@ -127,12 +128,12 @@ func TestQP_terminates(t *testing.T) {
 		{"RFC 5044: ULPDU shorter than a header", one(func(*errorRig) []byte { return make([]byte, 13) }), CodeMarker, false, false, false},
 		{"RFC 5044: ULPDU shorter than its header", one(func(*errorRig) []byte { return untagged(OpSend, 1, 0, true, 0)[:17] }), CodeMarker, false, false, false},
 		{"RFC 5040: READ request too short", one(func(*errorRig) []byte { return untagged(OpReadRequest, 1, 0, true, 27) }), CodeMarker, false, false, false},
-		{"RFC 5041: version, tagged", one(func(*errorRig) []byte { b := tagged(OpWrite, 1, 0, true, 4); b[0] ^= 3; return b }), CodeTaggedVersion, false, false, false},
+		{"RFC 5041: version, tagged", one(func(*errorRig) []byte { b := tagged(OpWrite, 1, 0, 4); b[0] ^= 3; return b }), CodeTaggedVersion, false, false, false},
 		{"RFC 5041: version, untagged", raw(func(b []byte) { b[0] &^= 3 }), CodeUntaggedVersion, false, false, false},
 		{"RFC 5040: version", raw(func(b []byte) { b[1] ^= 0x80 }), CodeRDMAPVersion, false, false, false},
 		{"RFC 5040: operation of RFC 7306", raw(func(b []byte) { b[1] = 0x4a }), CodeOpcode, true, false, false},
 		{"RFC 5040: tagged SEND", raw(func(b []byte) { b[0] |= 0x80 }), CodeOpcode, true, false, false},
-		{"RFC 5040: READ response to nothing", one(func(*errorRig) []byte { return tagged(OpReadResponse, 1, 0, true, 4) }), CodeOpcode, true, false, false},
+		{"RFC 5040: READ response to nothing", one(func(*errorRig) []byte { return tagged(OpReadResponse, 1, 0, 4) }), CodeOpcode, true, false, false},
 		{"RFC 5041: queue", raw(func(b []byte) { b[9] = 1 }), CodeQN, true, false, false},
 		{"RFC 5041: MSN of a SEND", raw(func(b []byte) { b[13] = 2 }), CodeMSN, true, false, false},
 		{"RFC 5041: MSN of a READ", one(func(r *errorRig) []byte { return readOf(2, r.mr.rkey, r.mr.addr, 4) }), CodeMSN, true, true, false},
@@ -156,11 +157,11 @@ func TestQP_terminates(t *testing.T) {
 		{"RFC 5041: second segment too long", func(*errorRig) [][]byte {
 			return [][]byte{untagged(OpSend, 1, 0, false, 30), untagged(OpSend, 1, 30, true, 3)}
 		}, CodeTooLong, true, false, false},
-		{"RFC 5041: WRITE to no region", one(func(r *errorRig) []byte { return tagged(OpWrite, 0xbad, r.mr.addr, true, 4) }), CodeTaggedSTag, true, false, true},
-		{"RFC 5041: WRITE out of bounds", one(func(r *errorRig) []byte { return tagged(OpWrite, r.mr.rkey, r.mr.addr+testRegion-3, true, 4) }), CodeTaggedBounds, true, false, true},
-		{"RFC 5041: WRITE that wraps", one(func(r *errorRig) []byte { return tagged(OpWrite, r.mr.rkey, 1<<64-3, true, 4) }), CodeTaggedWrap, true, false, true},
-		{"RFC 5040: WRITE without the right", one(func(r *errorRig) []byte { return tagged(OpWrite, r.secret.rkey, r.secret.addr, true, 4) }), CodeAccess, true, false, true},
-		{"RFC 5040: WRITE to what may be read", one(func(r *errorRig) []byte { return tagged(OpWrite, r.shown.rkey, r.shown.addr, true, 4) }), CodeAccess, true, false, true},
+		{"RFC 5041: WRITE to no region", one(func(r *errorRig) []byte { return tagged(OpWrite, 0xbad, r.mr.addr, 4) }), CodeTaggedSTag, true, false, true},
+		{"RFC 5041: WRITE out of bounds", one(func(r *errorRig) []byte { return tagged(OpWrite, r.mr.rkey, r.mr.addr+testRegion-3, 4) }), CodeTaggedBounds, true, false, true},
+		{"RFC 5041: WRITE that wraps", one(func(r *errorRig) []byte { return tagged(OpWrite, r.mr.rkey, 1<<64-3, 4) }), CodeTaggedWrap, true, false, true},
+		{"RFC 5040: WRITE without the right", one(func(r *errorRig) []byte { return tagged(OpWrite, r.secret.rkey, r.secret.addr, 4) }), CodeAccess, true, false, true},
+		{"RFC 5040: WRITE to what may be read", one(func(r *errorRig) []byte { return tagged(OpWrite, r.shown.rkey, r.shown.addr, 4) }), CodeAccess, true, false, true},
 		{"RFC 5040: READ of no region", one(func(r *errorRig) []byte { return readOf(1, 0xbad, 0, 4) }), CodeReadSTag, true, true, true},
 		{"RFC 5040: READ out of bounds", one(func(r *errorRig) []byte { return readOf(1, r.shown.rkey, r.shown.addr, 4097) }), CodeReadBounds, true, true, true},
 		{"RFC 5040: READ without the right", one(func(r *errorRig) []byte { return readOf(1, r.secret.rkey, r.secret.addr, 4) }), CodeAccess, true, true, true},
@@ -170,7 +171,7 @@ func TestQP_terminates(t *testing.T) {
 			binary.BigEndian.PutUint32(b[2:], 0xbad)
 			return b
 		}), CodeInvalidate, true, false, false},
-		{"RFC 5040: empty WRITE is not checked", one(func(*errorRig) []byte { return tagged(OpWrite, 0xbad, 1<<64-1, true, 0) }), none, false, false, false},
+		{"RFC 5040: empty WRITE is not checked", one(func(*errorRig) []byte { return tagged(OpWrite, 0xbad, 1<<64-1, 0) }), none, false, false, false},
 		{"RFC 5040: empty READ is not checked", one(func(*errorRig) []byte { return readOf(1, 0xbad, 1<<64-1, 0) }), none, false, false, false},
 	}
 	for _, tt := range tests {
@@ -220,7 +221,7 @@ func TestQP_terminates(t *testing.T) {
 
 func TestQP_terminatesForCRC(t *testing.T) {
 	r := newErrorRig(t, false)
-	b := new(Framing{CRC: true}).Append(nil, tagged(OpWrite, r.mr.rkey, r.mr.addr, true, 100))
+	b := new(Framing{CRC: true}).Append(nil, tagged(OpWrite, r.mr.rkey, r.mr.addr, 100))
 	b[50] ^= 1
 	if err := r.feed(r.now, b); err == nil {
 		t.Fatal("no error")
@@ -292,7 +293,7 @@ func TestQP_terminateArrives(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newErrorRig(t, false)
-			if err := r.feed(r.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 1, 0, true, 0))); err != nil {
+			if err := r.feed(r.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 1, 0, 0))); err != nil {
 				t.Fatal(err)
 			}
 			for i := range 2 {
@@ -325,7 +326,7 @@ func TestQP_terminateArrives(t *testing.T) {
 // round, no length, and the size of the READ in place of its number.
 func TestQP_terminateBySiw(t *testing.T) {
 	r := newErrorRig(t, false)
-	if err := r.feed(r.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 1, 0, true, 0))); err != nil {
+	if err := r.feed(r.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 1, 0, 0))); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 2 {
@@ -353,17 +354,17 @@ func TestQP_badResponses(t *testing.T) {
 		answer func(sink rdma.RKey) []byte
 		code   Code
 	}{
-		{"another STag", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s+1, 0, true, 100) }, CodeTaggedSTag},
-		{"a region's STag", func(s rdma.RKey) []byte { return tagged(OpReadResponse, 0x107, 0, true, 100) }, CodeTaggedSTag},
-		{"another offset", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s, 1, true, 99) }, CodeTaggedBounds},
-		{"too long", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s, 0, true, 101) }, CodeTaggedBounds},
-		{"ends early", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s, 0, true, 99) }, CodeTaggedBounds},
-		{"WRITE to its sink", func(s rdma.RKey) []byte { return tagged(OpWrite, s, 0, true, 10) }, CodeTaggedSTag},
+		{"another STag", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s+1, 0, 100) }, CodeTaggedSTag},
+		{"a region's STag", func(s rdma.RKey) []byte { return tagged(OpReadResponse, 0x107, 0, 100) }, CodeTaggedSTag},
+		{"another offset", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s, 1, 99) }, CodeTaggedBounds},
+		{"too long", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s, 0, 101) }, CodeTaggedBounds},
+		{"ends early", func(s rdma.RKey) []byte { return tagged(OpReadResponse, s, 0, 99) }, CodeTaggedBounds},
+		{"WRITE to its sink", func(s rdma.RKey) []byte { return tagged(OpWrite, s, 0, 10) }, CodeTaggedSTag},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newErrorRig(t, false)
 			crc := Framing{CRC: true}
-			if err := r.feed(r.now, crc.Append(nil, tagged(OpWrite, 1, 0, true, 0))); err != nil {
+			if err := r.feed(r.now, crc.Append(nil, tagged(OpWrite, 1, 0, 0))); err != nil {
 				t.Fatal(err)
 			}
 			r.send(r.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, SGL: []rdma.SGE{r.mr.sge(500, 100)}})
@@ -403,7 +404,7 @@ func TestQP_localErrors(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newErrorRig(t, false)
 			crc := Framing{CRC: true}
-			if err := r.feed(r.now, crc.Append(nil, tagged(OpWrite, 1, 0, true, 0))); err != nil {
+			if err := r.feed(r.now, crc.Append(nil, tagged(OpWrite, 1, 0, 0))); err != nil {
 				t.Fatal(err)
 			}
 			r.send(r.now, rdma.SendWR{ID: 1, Flags: rdma.SendSignaled}, tc.wr, rdma.SendWR{ID: 3})
@@ -427,13 +428,13 @@ func TestQP_localErrors(t *testing.T) {
 	})
 	t.Run("response", func(t *testing.T) {
 		r := newErrorRig(t, true)
-		_ = r.feed(r.now, new(Framing{}).Append(nil, tagged(OpWrite, 1, 0, true, 0)))
+		_ = r.feed(r.now, new(Framing{}).Append(nil, tagged(OpWrite, 1, 0, 0)))
 		sink := r.mem.add(64, allAccess)
 		r.send(r.now, rdma.SendWR{ID: 7, Op: rdma.OpRead, Flags: rdma.SendSignaled, SGL: []rdma.SGE{sink.sge(0, 8)}})
 		r.transmit(r.now, 1<<20)
 		key := r.q.tx.reads.requests.at(0).sink
 		sink.gone = true
-		_ = r.feed(r.now, new(Framing{}).Append(nil, tagged(OpReadResponse, key, 0, true, 8)))
+		_ = r.feed(r.now, new(Framing{}).Append(nil, tagged(OpReadResponse, key, 0, 8)))
 		wantWCs(t, r.side, "7 RDMA_READ local protection error", "100 RECV work request flushed", "101 RECV work request flushed")
 		r.transmit(r.now, 1<<20)
 		if term := terminateOf(t, r.sent, false); term == nil || term.Code != CodeLocal {
@@ -456,7 +457,7 @@ func TestQP_regionCloses(t *testing.T) {
 		{"in the middle of an FPDU", 500, true, []string{"1 RDMA_WRITE local protection error"}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := newTwoSides(t, nil)
+			p := newTwoSides(t)
 			mr := p.a.mem.add(4096, allAccess)
 			p.connect(Startup{}, Startup{})
 			p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{mr.sge(0, 1400)}})
@@ -488,11 +489,11 @@ func TestQP_regionCloses(t *testing.T) {
 // sent, and what it has begun ends the stream there.
 func TestQP_stableSourceCloses(t *testing.T) {
 	for _, taken := range []int{0, 500} {
-		p := newTwoSides(t, nil)
+		p := newTwoSides(t)
 		source := p.b.mem.add(4096, allAccess|rdma.StableRead)
 		p.connect(Startup{}, Startup{})
 		p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: source.rkey, RemoteAddr: source.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 1400)}})
-		p.pass(p.a, p.b, 1<<20)
+		p.pass(p.a, p.b)
 		fill(source.buf, 7)
 		p.b.transmit(p.now, taken)
 		source.gone = true
@@ -514,7 +515,7 @@ func TestQP_sinkCloses(t *testing.T) {
 	for _, gone := range []bool{false, true} {
 		r := newErrorRig(t, true)
 		mr := r.mem.add(32<<10, allAccess)
-		b := new(Framing{}).Append(nil, tagged(OpWrite, mr.rkey, mr.addr, true, 20_000))
+		b := new(Framing{}).Append(nil, tagged(OpWrite, mr.rkey, mr.addr, 20_000))
 		if err := r.feed(r.now, b[:64]); err != nil {
 			t.Fatal(err)
 		}

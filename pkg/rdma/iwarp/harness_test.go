@@ -244,13 +244,13 @@ type twoSides struct {
 	a, b *side // initiator, responder
 }
 
-func newTwoSides(tb testing.TB, edit func(*QPConfig)) *twoSides {
-	return &twoSides{tb: tb, now: time.Unix(1000, 0), a: newSide(tb, "a", edit), b: newSide(tb, "bb", edit)}
+func newTwoSides(tb testing.TB) *twoSides {
+	return &twoSides{tb: tb, now: time.Unix(1000, 0), a: newSide(tb, "a", nil), b: newSide(tb, "bb", nil)}
 }
 
-// pass moves up to limit bytes from one side to the other, and its end.
-func (p *twoSides) pass(from, to *side, limit int) bool {
-	n := from.transmit(p.now, limit)
+// pass moves up to 1 MiB from one side to the other, and the end of its stream, and reports whether there was anything.
+func (p *twoSides) pass(from, to *side) bool {
+	n := from.transmit(p.now, 1<<20)
 	b := from.sent
 	from.sent = from.sent[:0]
 	if len(b) > 0 {
@@ -270,8 +270,8 @@ func (p *twoSides) pass(from, to *side, limit int) bool {
 func (p *twoSides) runUntilQuiet() {
 	p.tb.Helper()
 	for range 100_000 {
-		x := p.pass(p.a, p.b, 1<<20)
-		y := p.pass(p.b, p.a, 1<<20)
+		x := p.pass(p.a, p.b)
+		y := p.pass(p.b, p.a)
 		if !x && !y {
 			return
 		}

@@ -27,7 +27,7 @@ func TestQP_operations(t *testing.T) {
 	} {
 		for _, size := range []int{0, 1, 3, 1428, 1429, 5000, 70_000, 300_000} {
 			t.Run(fmt.Sprintf("%s/%d", tc.name, size), func(t *testing.T) {
-				p := newTwoSides(t, nil)
+				p := newTwoSides(t)
 				p.b.recv(rdma.RecvWR{ID: 100, SGE: p.b.mr.sge(0, size/2), Spill: p.b.mr.sge(400_000, size-size/2)})
 				p.a.recv(rdma.RecvWR{ID: 101, SGE: p.a.mr.sge(600_000, 8)})
 				p.connect(tc.ask, tc.answer)
@@ -154,7 +154,7 @@ func TestQP_fullOfMarkers(t *testing.T) {
 
 // TestQP_sendForms sends the four forms of SEND.
 func TestQP_sendForms(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	for i := range 4 {
 		p.b.recv(rdma.RecvWR{ID: uint64(i), SGE: p.b.mr.sge(i*16, 16)})
 	}
@@ -175,7 +175,7 @@ func TestQP_sendForms(t *testing.T) {
 // TestQP_readsWaitForTheirTurn has more READs than the peer serves at a time.
 func TestQP_readsWaitForTheirTurn(t *testing.T) {
 	for _, crc := range []bool{true, false} {
-		p := newTwoSides(t, nil)
+		p := newTwoSides(t)
 		p.connect(Startup{IRD: 1, ORD: 9, NoCRC: !crc}, Startup{IRD: 2, ORD: 1, Exact: true, NoCRC: !crc})
 		if r, _ := p.a.q.Request(); r.ORD != 2 {
 			t.Fatalf("ORD %d, want the peer's IRD 2", r.ORD)
@@ -209,7 +209,7 @@ func TestQP_readWithoutTurn(t *testing.T) {
 		{"none was to be asked", Startup{IRD: 1, ORD: 0, Exact: true}, Startup{IRD: 2, ORD: 1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := newTwoSides(t, nil)
+			p := newTwoSides(t)
 			p.connect(tc.ours, tc.theirs)
 			if r, _ := p.a.q.Request(); r.ORD != 0 {
 				t.Fatalf("ORD %d", r.ORD)
@@ -236,7 +236,7 @@ func TestQP_readOfChangingMemory(t *testing.T) {
 		{allAccess, "1 RDMA_READ success 5000"},
 		{allAccess | rdma.StableRead, "1 RDMA_READ work request flushed"},
 	} {
-		p := newTwoSides(t, nil)
+		p := newTwoSides(t)
 		p.connect(Startup{}, Startup{})
 		source := p.b.mem.add(5000, tt.access)
 		fill(source.buf, 9)
@@ -244,7 +244,7 @@ func TestQP_readOfChangingMemory(t *testing.T) {
 		p.a.send(p.now, rdma.SendWR{
 			ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: source.rkey, RemoteAddr: source.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 5000)},
 		})
-		p.pass(p.a, p.b, 1<<20)
+		p.pass(p.a, p.b)
 		p.b.q.TxBuffers(p.now, nil)
 		source.buf[4000]++
 		p.runUntilQuiet()
@@ -262,14 +262,14 @@ func TestQP_readOfChangingMemory(t *testing.T) {
 // which TCP took all but the last byte: there is room for a Terminate behind that.
 func TestQP_terminateBehindResponses(t *testing.T) {
 	for _, ulpdu := range []int{MinULPDU, 172, 444, 1408, 1442, 1496, MaxOwnULPDU} {
-		p := newTwoSides(t, nil)
+		p := newTwoSides(t)
 		p.connect(Startup{MaxULPDU: ulpdu}, Startup{MaxULPDU: ulpdu})
 		for i := range uint64(4) {
 			p.a.send(p.now, rdma.SendWR{
 				ID: i, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, testRegion)},
 			})
 		}
-		p.pass(p.a, p.b, 1<<20)
+		p.pass(p.a, p.b)
 		total := 0
 		for {
 			offered := 0
@@ -284,7 +284,7 @@ func TestQP_terminateBehindResponses(t *testing.T) {
 		if total < copiedLen/2 {
 			t.Fatalf("ULPDU %d: the memory is full with %d bytes", ulpdu, total)
 		}
-		_ = p.b.feed(p.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 0x777, 0, true, 4)))
+		_ = p.b.feed(p.now, new(Framing{CRC: true}).Append(nil, tagged(OpWrite, 0x777, 0, 4)))
 		wantEnd(t, p.b, CodeTaggedSTag, true)
 		p.runUntilQuiet()
 		wantEnd(t, p.a, CodeTaggedSTag, false)
@@ -294,7 +294,7 @@ func TestQP_terminateBehindResponses(t *testing.T) {
 // TestQP_gate is RFC 5044 §7.1.2: a responder sends nothing before the first FPDU.
 func TestQP_gate(t *testing.T) {
 	for _, p2p := range []bool{false, true} {
-		p := newTwoSides(t, nil)
+		p := newTwoSides(t)
 		p.a.recv(rdma.RecvWR{ID: 1, SGE: p.a.mr.sge(0, 8)})
 		p.b.recv(rdma.RecvWR{ID: 2, SGE: p.b.mr.sge(0, 8)})
 		p.connect(Startup{PeerToPeer: p2p}, Startup{})
@@ -315,7 +315,7 @@ func TestQP_gate(t *testing.T) {
 
 // TestQP_gateToTheEnd: a responder that ends before the initiator has sent anything says nothing either.
 func TestQP_gateToTheEnd(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	p.connect(Startup{}, Startup{})
 	p.b.send(p.now, rdma.SendWR{ID: 3, Flags: rdma.SendInline | rdma.SendSignaled, Inline: []byte("first")})
 	p.runUntilQuiet()
@@ -332,7 +332,7 @@ func TestQP_gateToTheEnd(t *testing.T) {
 
 // TestQP_nudge: an empty WRITE goes to a peer when nothing else does, and means nothing to it.
 func TestQP_nudge(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	p.a.q.Nudge() // there is no stream
 	p.connect(Startup{}, Startup{})
 	p.b.q.Nudge() // the responder has to wait
@@ -355,7 +355,7 @@ func TestQP_nudge(t *testing.T) {
 
 // TestQP_rtrRead has a responder that takes only the empty READ as RTR.
 func TestQP_rtrRead(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	if err := p.a.q.Start(p.now, Startup{PeerToPeer: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +380,7 @@ func TestQP_rtrRead(t *testing.T) {
 
 // TestQP_disconnect ends a stream in order: what was posted is done first.
 func TestQP_disconnect(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	p.b.recv(rdma.RecvWR{ID: 7, SGE: p.b.mr.sge(0, 64)}, rdma.RecvWR{ID: 8, SGE: p.b.mr.sge(0, 64)})
 	p.connect(Startup{}, Startup{})
 	p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpRead, Flags: rdma.SendSignaled, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 90_000)}}, rdma.SendWR{ID: 2, Flags: rdma.SendSignaled})
@@ -405,7 +405,7 @@ func TestQP_disconnect(t *testing.T) {
 
 // TestQP_modifyToError tells the peer that something is missing.
 func TestQP_modifyToError(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	p.connect(Startup{}, Startup{})
 	p.a.send(p.now, rdma.SendWR{ID: 1, Op: rdma.OpWrite, RKey: p.b.mr.rkey, RemoteAddr: p.b.mr.addr, SGL: []rdma.SGE{p.a.mr.sge(0, 50_000)}})
 	p.a.transmit(p.now, 5000) // in the middle of an FPDU

@@ -65,7 +65,7 @@ func TestQP_scripts(t *testing.T) {
 func (l *ladder) run(t *testing.T, d *datadriven.TestData) {
 	switch d.Cmd {
 	case "hosts":
-		l.twoSides = newTwoSides(t, nil)
+		l.twoSides = newTwoSides(t)
 		l.seen = map[*side]*watched{l.a: {state: rdma.QPInit}, l.b: {state: rdma.QPInit}}
 	case "flow":
 		n := 1 << 20

@@ -65,7 +65,7 @@ type sim struct {
 }
 
 func newSim(tb testing.TB, seed uint64) *sim {
-	s := &sim{twoSides: newTwoSides(tb, nil), seed: seed, rnd: rand.New(rand.NewPCG(seed, 7))}
+	s := &sim{twoSides: newTwoSides(tb), seed: seed, rnd: rand.New(rand.NewPCG(seed, 7))}
 	s.damage = []string{"", "", "flip", "cut", "end", "region"}[s.rnd.IntN(6)]
 	s.at = 24 + s.rnd.IntN(200_000)
 	s.fromA = s.rnd.IntN(3) > 0
@@ -344,7 +344,7 @@ func FuzzQP(f *testing.F) {
 		f.Add([]byte{50, 9}, s.initiator[s.segmentLen(0):])
 		f.Add([]byte{255, 2}, s.responder[s.segmentLen(1):])
 	}
-	long := new(Framing{}).Append(nil, tagged(OpWrite, 0x107, 1<<40, true, 6000))
+	long := new(Framing{}).Append(nil, tagged(OpWrite, 0x107, 1<<40, 6000))
 	f.Add([]byte{100, 7, 33, 254}, long)
 	for _, g := range golden {
 		for _, how := range []byte{fuzzInitiator, fuzzCRC, fuzzInitiator | fuzzCRC, fuzzCRC | fuzzWrong} {

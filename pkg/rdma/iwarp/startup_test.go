@@ -239,7 +239,7 @@ func TestResponder_requests(t *testing.T) {
 
 // TestResponder_rejects gives the stream back: what follows the Request is not lost.
 func TestResponder_rejects(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	if err := p.b.q.Start(p.now, Startup{Role: Responder}); err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +294,7 @@ func TestStart_ends(t *testing.T) {
 
 // TestQP_closingTakesTooLong has a peer that never ends its half.
 func TestQP_closingTakesTooLong(t *testing.T) {
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	p.connect(Startup{}, Startup{})
 	if err := p.a.q.Disconnect(p.now); err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 func TestWire_tshark(t *testing.T) {
 	testenv.Need(t, testenv.Tshark)
 	var w wireFile
-	p := newTwoSides(t, nil)
+	p := newTwoSides(t)
 	p.b.recv(rdma.RecvWR{ID: 1, SGE: p.b.mr.sge(0, 4000)}, rdma.RecvWR{ID: 2, SGE: p.b.mr.sge(0, 100)})
 	for i, s := range []*side{p.b, p.a} {
 		if err := s.q.Start(p.now, Startup{Role: Role(1 - i), PeerToPeer: s == p.a, PrivateData: []byte("some private data")[:17*i]}); err != nil {

@@ -20,12 +20,12 @@ func TestLink_linkLocal(t *testing.T) {
 	v := newVethPair(t, 1500)
 	for i := range 3 {
 		name := fmt.Sprintf("w%d", i)
-		run(t, "ip", "-n", v.a, "link", "add", name, "type", "veth", "peer", "name", name, "netns", v.b)
-		run(t, "ip", "-n", v.a, "link", "set", name, "up")
-		run(t, "ip", "-n", v.b, "link", "set", name, "up")
+		ip(t, "-n", v.a, "link", "add", name, "type", "veth", "peer", "name", name, "netns", v.b)
+		ip(t, "-n", v.a, "link", "set", name, "up")
+		ip(t, "-n", v.b, "link", "set", name, "up")
 	}
 	at := func(ns, host, dev string) netip.Addr {
-		run(t, "ip", "-n", ns, "addr", "add", host+"/64", "dev", dev, "nodad")
+		ip(t, "-n", ns, "addr", "add", host+"/64", "dev", dev, "nodad")
 		return netip.MustParseAddr(host + "%" + dev)
 	}
 	peers := []netip.Addr{at(v.b, "fe80::b", "v1"), at(v.b, "fe80::b0", "w0"), at(v.b, "fe80::b", "w1"), at(v.b, "fe80::b2", "w2")}
@@ -84,13 +84,13 @@ func TestLink(t *testing.T) {
 		{"address", []string{"-n", v.a, "addr", "del", v.a4.String() + "/24", "dev", "v0"}, []string{"-n", v.a, "addr", "add", v.a4.String() + "/24", "dev", "v0"}},
 		{"deleted", []string{"-n", v.a, "link", "del", "v0"}, nil},
 	} {
-		run(t, "ip", step.down...)
+		ip(t, step.down...)
 		rdmatest.AwaitEvent(t, c, rdma.EventPortDown)
 		if s := a.Port().State; s != rdma.PortDown {
 			t.Errorf("%s: port is %v", step.name, s)
 		}
 		if step.up != nil {
-			run(t, "ip", step.up...)
+			ip(t, step.up...)
 			rdmatest.AwaitEvent(t, c, rdma.EventPortActive)
 		}
 	}
@@ -101,7 +101,7 @@ func TestLink(t *testing.T) {
 func TestLink_addressOnLoopback(t *testing.T) {
 	v := newVethPair(t, 1500)
 	for ns, dev := range map[string]string{v.a: "v0", v.b: "v1"} { // looks for neighbours have no other source that is not tentative yet
-		run(t, "ip", "-n", ns, "addr", "add", "fe80::"+ns[len(ns)-1:]+"/64", "dev", dev, "nodad")
+		ip(t, "-n", ns, "addr", "add", "fe80::"+ns[len(ns)-1:]+"/64", "dev", dev, "nodad")
 	}
 	for _, f := range []struct {
 		family, len, a, b string
@@ -110,10 +110,10 @@ func TestLink_addressOnLoopback(t *testing.T) {
 		{"-4", "/32", "10.92.0.1", "10.92.0.2", v.a4, v.b4},
 		{"-6", "/128", "fd92::1", "fd92::2", v.a6, v.b6},
 	} {
-		run(t, "ip", "-n", v.a, "addr", "add", f.a+f.len, "dev", "lo")
-		run(t, "ip", "-n", v.b, "addr", "add", f.b+f.len, "dev", "lo")
-		run(t, "ip", "-n", v.a, f.family, "route", "add", f.b+f.len, "via", f.viaB.String(), "dev", "v0", "src", f.a)
-		run(t, "ip", "-n", v.b, f.family, "route", "add", f.a+f.len, "via", f.viaA.String(), "dev", "v1", "src", f.b)
+		ip(t, "-n", v.a, "addr", "add", f.a+f.len, "dev", "lo")
+		ip(t, "-n", v.b, "addr", "add", f.b+f.len, "dev", "lo")
+		ip(t, "-n", v.a, f.family, "route", "add", f.b+f.len, "via", f.viaB.String(), "dev", "v0", "src", f.a)
+		ip(t, "-n", v.b, f.family, "route", "add", f.a+f.len, "via", f.viaA.String(), "dev", "v1", "src", f.b)
 		a := active(t, v.a, soft.Config{Addr: netip.MustParseAddr(f.a), MTU: rdma.MTU4096})
 		b := active(t, v.b, soft.Config{Addr: netip.MustParseAddr(f.b)})
 		for _, d := range []*soft.Device{a, b} {
@@ -134,9 +134,9 @@ func TestLink_addressOnLoopback(t *testing.T) {
 func TestLink_otherInterfaces(t *testing.T) {
 	v := newVethPair(t, 1500)
 	addr := netip.MustParseAddr("10.92.0.1")
-	run(t, "ip", "-n", v.a, "addr", "add", addr.String()+"/32", "dev", "lo")
-	run(t, "ip", "-n", v.a, "link", "add", "w0", "mtu", "600", "type", "veth", "peer", "name", "w1", "mtu", "9000", "netns", v.b)
-	run(t, "ip", "-n", v.b, "link", "set", "w1", "up")
+	ip(t, "-n", v.a, "addr", "add", addr.String()+"/32", "dev", "lo")
+	ip(t, "-n", v.a, "link", "add", "w0", "mtu", "600", "type", "veth", "peer", "name", "w1", "mtu", "9000", "netns", v.b)
+	ip(t, "-n", v.b, "link", "set", "w1", "up")
 	d := active(t, v.a, soft.Config{Addr: addr})
 	said := active(t, v.a, soft.Config{Addr: addr, Port: 4792, MTU: rdma.MTU4096})
 	for _, step := range []struct {
@@ -150,7 +150,7 @@ func TestLink_otherInterfaces(t *testing.T) {
 		{"link set v0 down", rdma.MTU2048, rdma.MTU2048},
 		{"link del w0", rdma.MTU4096, rdma.MTU4096},
 	} {
-		run(t, "ip", append([]string{"-n", v.a}, strings.Fields(step.ip)...)...)
+		ip(t, append([]string{"-n", v.a}, strings.Fields(step.ip)...)...)
 		awaitMTU(t, d, step.want)
 		awaitMTU(t, said, step.told)
 	}

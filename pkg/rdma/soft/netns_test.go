@@ -41,19 +41,19 @@ func newVethPair(t testing.TB, mtuBytes int) *vethPair {
 		a6: netip.MustParseAddr("fd91::1"), b6: netip.MustParseAddr("fd91::2"),
 	}
 	for _, ns := range []string{v.a, v.b} {
-		run(t, "ip", "netns", "add", ns)
-		t.Cleanup(func() { run(t, "ip", "netns", "del", ns) })
+		ip(t, "netns", "add", ns)
+		t.Cleanup(func() { ip(t, "netns", "del", ns) })
 	}
 	mtu := fmt.Sprint(mtuBytes)
-	run(t, "ip", "-n", v.a, "link", "add", "v0", "mtu", mtu, "type", "veth", "peer", "name", "v1", "mtu", mtu, "netns", v.b)
+	ip(t, "-n", v.a, "link", "add", "v0", "mtu", mtu, "type", "veth", "peer", "name", "v1", "mtu", mtu, "netns", v.b)
 	for _, e := range []struct {
 		ns, dev string
 		a4, a6  netip.Addr
 	}{{v.a, "v0", v.a4, v.a6}, {v.b, "v1", v.b4, v.b6}} {
-		run(t, "ip", "-n", e.ns, "addr", "add", e.a4.String()+"/24", "dev", e.dev)
-		run(t, "ip", "-n", e.ns, "addr", "add", e.a6.String()+"/64", "dev", e.dev, "nodad")
-		run(t, "ip", "-n", e.ns, "link", "set", "lo", "up")
-		run(t, "ip", "-n", e.ns, "link", "set", e.dev, "up")
+		ip(t, "-n", e.ns, "addr", "add", e.a4.String()+"/24", "dev", e.dev)
+		ip(t, "-n", e.ns, "addr", "add", e.a6.String()+"/64", "dev", e.dev, "nodad")
+		ip(t, "-n", e.ns, "link", "set", "lo", "up")
+		ip(t, "-n", e.ns, "link", "set", e.dev, "up")
 	}
 	return v
 }
@@ -74,10 +74,11 @@ func active(t testing.TB, ns string, cfg soft.Config) (d *soft.Device) {
 	return d
 }
 
-func run(t testing.TB, name string, args ...string) {
+// ip runs the program ip, and fails the test if that fails.
+func ip(t testing.TB, args ...string) {
 	t.Helper()
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 

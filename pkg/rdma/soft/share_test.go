@@ -176,11 +176,11 @@ func TestShare_merged(t *testing.T) {
 	for _, family := range []string{"IPv4", "IPv6"} {
 		t.Run(family, func(t *testing.T) {
 			v := newVethPair(t, 1500)
-			run(t, "ip", "netns", "exec", v.a, "ethtool", "-K", "v0", "gro", "on")
+			ip(t, "netns", "exec", v.a, "ethtool", "-K", "v0", "gro", "on")
 			// The kernel merges nothing that a veth could have left whole.
-			run(t, "ip", "netns", "exec", v.b, "ethtool", "-K", "v1", "tso", "off")
+			ip(t, "netns", "exec", v.b, "ethtool", "-K", "v1", "tso", "off")
 			// Packets wait so long for others that they can be merged with.
-			run(t, "ip", "netns", "exec", v.a, "sh", "-c", "echo 100000 > /sys/class/net/v0/gro_flush_timeout")
+			ip(t, "netns", "exec", v.a, "sh", "-c", "echo 100000 > /sys/class/net/v0/gro_flush_timeout")
 			at, peerAt := v.a4, v.b4
 			if family == "IPv6" {
 				at, peerAt = v.a6, v.b6

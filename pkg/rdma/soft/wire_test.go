@@ -198,7 +198,7 @@ func TestWire(t *testing.T) {
 			if c.noOffload {
 				testenv.Need(t, testenv.Program("ethtool"))
 				for ns, dev := range map[string]string{v.a: "v0", v.b: "v1"} {
-					run(t, "ip", "netns", "exec", ns, "ethtool", "-K", dev, "tx-udp-segmentation", "off")
+					ip(t, "netns", "exec", ns, "ethtool", "-K", dev, "tx-udp-segmentation", "off")
 				}
 			}
 			at := [2]netip.Addr{v.a4, v.b4}
@@ -272,8 +272,8 @@ func TestWire(t *testing.T) {
 // the kernel keeps a smaller MTU with the route. Like an RNIC, a device goes by the interface.
 func TestDevice_ignoresRouteMTU(t *testing.T) {
 	v := newVethPair(t, 9000)
-	run(t, "ip", "-n", v.a, "route", "replace", "10.91.0.0/24", "dev", "v0", "mtu", "600")
-	run(t, "ip", "-n", v.a, "-6", "route", "add", v.b6.String(), "dev", "v0", "mtu", "1280")
+	ip(t, "-n", v.a, "route", "replace", "10.91.0.0/24", "dev", "v0", "mtu", "600")
+	ip(t, "-n", v.a, "-6", "route", "add", v.b6.String(), "dev", "v0", "mtu", "1280")
 	for name, at := range map[string][2]netip.Addr{"IPv4": {v.a4, v.b4}, "IPv6": {v.a6, v.b6}} {
 		for sends, plain := range map[string]bool{"segments": false, "single packets": true} {
 			t.Run(name+" "+sends, func(t *testing.T) {
@@ -306,8 +306,8 @@ func TestDevice_tellsTooLarge(t *testing.T) {
 				x, y := rdmatest.Pair(t, a, b, rdmatest.Options{})
 				x.Send(t, x.Write(1, y, 0, 44)) // the way is known: another error might be the first
 				rdmatest.AwaitOne(t, x.SendCQ, 1, rdma.StatusSuccess)
-				run(t, "ip", "-n", v.a, "link", "set", "v0", "mtu", "1500")
-				defer run(t, "ip", "-n", v.a, "link", "set", "v0", "mtu", "9000")
+				ip(t, "-n", v.a, "link", "set", "v0", "mtu", "1500")
+				defer ip(t, "-n", v.a, "link", "set", "v0", "mtu", "9000")
 				x.Send(t, x.Write(2, y, 0, n))
 				select {
 				case p := <-told:

@@ -131,16 +131,16 @@ func (k *taker) post(t testing.TB) {
 	}
 }
 
-// take takes n messages.
-func (k *taker) take(t testing.TB, n int) {
-	for k.ahead < n {
+// take takes one message.
+func (k *taker) take(t testing.TB) {
+	for k.ahead < 1 {
 		got := k.w.some(t)
 		k.ahead += got
 		for range got {
 			k.post(t)
 		}
 	}
-	k.ahead -= n
+	k.ahead--
 }
 
 // cpu reports the processor time of an operation, of both sides together: it says more than
@@ -205,7 +205,7 @@ func benchStream(b *testing.B, o softiwarp.ConnectOptions, op rdma.Opcode) {
 		go func() {
 			defer close(done)
 			for range tokens {
-				k.take(b, 1)
+				k.take(b)
 			}
 		}()
 		defer func() { close(tokens); <-done }()
@@ -285,7 +285,7 @@ func newEcho(t testing.TB, size int) *echo {
 	go func() {
 		defer close(done)
 		for {
-			there.take(t, 1)
+			there.take(t)
 			if stop.Load() {
 				return
 			}
@@ -302,7 +302,7 @@ func newEcho(t testing.TB, size int) *echo {
 
 func (e *echo) round(t testing.TB) {
 	e.send.post(t)
-	e.recv.take(t, 1)
+	e.recv.take(t)
 }
 
 // TestDataPath_allocatesNothing is for both sides: AllocsPerRun counts those of all goroutines.
@@ -322,7 +322,7 @@ func TestDataPath_allocatesNothing(t *testing.T) {
 						for range batch {
 							p.post(t)
 							if op == rdma.OpSend {
-								k.take(t, 1)
+								k.take(t)
 							}
 						}
 						p.finish(t)

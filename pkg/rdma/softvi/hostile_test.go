@@ -50,7 +50,7 @@ func TestHostile_silence(t *testing.T) {
 	for i := range conns {
 		conns[i] = knock(t, stranger, b)
 		if i%2 == 0 {
-			_, _ = conns[i].Write(request(t, "x", softvi.Options{})[:1+i%60]) // a part of a request
+			_, _ = conns[i].Write(request(t, "x")[:1+i%60]) // a part of a request
 		}
 	}
 	waitPending(t, b, softvi.MaxPendingOfSource)
@@ -71,7 +71,7 @@ func TestHostile_backlog(t *testing.T) {
 	var conns []*net.TCPConn
 	for i := range 2 * softvi.MaxBacklog {
 		c := knock(t, netip.AddrFrom4([4]byte{127, 0, 1, byte(i / (softvi.MaxPendingOfSource / 2))}), b)
-		if _, err := c.Write(request(t, "x", softvi.Options{})); err != nil {
+		if _, err := c.Write(request(t, "x")); err != nil {
 			t.Fatal(err)
 		}
 		conns = append(conns, c)
@@ -88,15 +88,15 @@ func TestHostile_backlog(t *testing.T) {
 	}
 }
 
-// request is a Connect Request as a program writes it that is none of ours.
-func request(t testing.TB, called string, o softvi.Options) []byte {
+// request is a Connect Request to a called program, byte by byte as some other implementation may write it.
+func request(t testing.TB, called string) []byte {
 	t.Helper()
 	disc, err := vitcp.NewDiscriminator(called)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ce := vitcp.CE{Called: disc, Attr: vitcp.Attr{
-		Reliable: !o.Unreliable, RDMAWrite: true, RDMARead: true, FlowControl: true, MaxTransfer: 1 << 30, ReadWindow: 4,
+		Reliable: true, RDMAWrite: true, RDMARead: true, FlowControl: true, MaxTransfer: 1 << 30, ReadWindow: 4,
 	}}
 	h := vitcp.Header{Type: vitcp.TypeConnectRequest, Flags: vitcp.FlagEnd, Length: vitcp.HeaderLen + vitcp.CELen}
 	return ce.Append(h.Append(nil))
@@ -107,7 +107,7 @@ func TestHostile_requests(t *testing.T) {
 	b := open(t, softvi.Config{Name: "b", Addr: loopB})
 	listen(t, b, "x")
 	edit := func(f func(b []byte)) []byte {
-		r := request(t, "x", softvi.Options{})
+		r := request(t, "x")
 		f(r)
 		return r
 	}
@@ -120,8 +120,8 @@ func TestHostile_requests(t *testing.T) {
 		"a SEND":             edit(func(b []byte) { b[1] = byte(vitcp.TypeSend)<<3 | byte(vitcp.FlagEnd) }),
 		"a Connect Accept":   edit(func(b []byte) { b[1] = byte(vitcp.TypeConnectAccept)<<3 | byte(vitcp.FlagEnd) }),
 		"long discriminator": edit(func(b []byte) { b[24+26], b[24+27] = 0xff, 0xff }),
-		"called twice":       append(request(t, "x", softvi.Options{}), request(t, "x", softvi.Options{})...),
-		"called, and sent":   append(request(t, "y", softvi.Options{}), make([]byte, 1<<20)...),
+		"called twice":       append(request(t, "x"), request(t, "x")...),
+		"called, and sent":   append(request(t, "y"), make([]byte, 1<<20)...),
 	} {
 		c := knock(t, loopA, b)
 		go func() { _, _ = c.Write(bytes) }()
@@ -141,7 +141,7 @@ func TestHostile_answers(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	to := softvi.Addr{IP: loopB, Port: l.Addr().(*net.TCPAddr).AddrPort().Port(), Discriminator: "x"}
 	answer := func(edit func(b []byte)) []byte {
-		b := request(t, "x", softvi.Options{})
+		b := request(t, "x")
 		b[1] = byte(vitcp.TypeConnectAccept)<<3 | byte(vitcp.FlagEnd)
 		edit(b)
 		return b
@@ -153,7 +153,7 @@ func TestHostile_answers(t *testing.T) {
 	}{
 		"HTTP":                  {[]byte("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"), vitcp.ErrProtocol},
 		"length 65535":          {answer(func(b []byte) { b[2], b[3] = 0xff, 0xff }), vitcp.ErrProtocol},
-		"a request":             {request(t, "x", softvi.Options{}), vitcp.ErrProtocol},
+		"a request":             {request(t, "x"), vitcp.ErrProtocol},
 		"other attributes":      {answer(func(b []byte) { b[attributes+1] &^= 1 }), vitcp.ErrReliability},
 		"more than was offered": {answer(func(b []byte) { b[transfer] = 0xff }), vitcp.ErrMaxTransfer},
 		"half of one":           {answer(func([]byte) {})[:30], vitcp.ErrTimeout},
@@ -196,7 +196,7 @@ func hostile(t testing.TB, y *rdmatest.End) *raw {
 	l := listen(t, b, "x")
 	defer func() { _ = l.Close() }()
 	c := knock(t, loopA, b)
-	if _, err := c.Write(request(t, "x", softvi.Options{})); err != nil {
+	if _, err := c.Write(request(t, "x")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := accept(t, l).Accept(y.QP, softvi.Options{}); err != nil {

@@ -303,7 +303,7 @@ func (s *suite) pairOfVFs(vfs int, object func(name string, args ...string) *cor
 }
 
 // onlyOn waits for the SMCRLink of a pod with that redundancy, and fails the test if it is not on these VFs.
-func (s *suite) onlyOn(p pod, want v1alpha1.Redundancy, vfs []nic) v1alpha1.SMCRLink {
+func (s *suite) onlyOn(p pod, want v1alpha1.Redundancy, vfs []nic) {
 	s.Helper()
 	l := s.link(p, want)
 	for _, v := range vfs {
@@ -314,7 +314,6 @@ func (s *suite) onlyOn(p pod, want v1alpha1.Redundancy, vfs []nic) v1alpha1.SMCR
 	if strings.Contains(l.Status.Devices, "rxe0") || strings.Contains(l.Status.Devices, "rxe1") {
 		s.Errorf("SMCRLink %s is on %s, devices of the node", l.Name, l.Status.Devices)
 	}
-	return l
 }
 
 // allocatable waits until a node has so many devices for pods.

@@ -93,8 +93,8 @@ func (p *pod) awaitDevices(devices ...string) {
 	})
 }
 
-// awaitLinks waits until the pod has one link group of that redundancy.
-func (p *pod) awaitLinks(redundancy string, links int) agentapi.LinkGroup {
+// awaitLinks waits until the pod has a link group of that redundancy with two active links.
+func (p *pod) awaitLinks(redundancy string) agentapi.LinkGroup {
 	p.t.Helper()
 	var found agentapi.LinkGroup
 	p.eventually(p.t, fmt.Sprintf("%s has a group %s", p.name, redundancy), func() error {
@@ -109,7 +109,7 @@ func (p *pod) awaitLinks(redundancy string, links int) agentapi.LinkGroup {
 					active++
 				}
 			}
-			if g.Pod == "demo/"+p.name && g.Redundancy == redundancy && active == links {
+			if g.Pod == "demo/"+p.name && g.Redundancy == redundancy && active == 2 {
 				found = g
 				return nil
 			}
@@ -160,7 +160,7 @@ func (s *suite) traffic(t *testing.T) {
 		server.serve(iperfPort, "iperf3 -s")
 		client.sh(fmt.Sprintf("redis-benchmark -h %s -n 200 -c 3 -d 1000 -t set,get -q", server.address))
 		client.sh(fmt.Sprintf("iperf3 -c %s -t 1", server.address))
-		g := client.awaitLinks("SYMMETRIC", 2)
+		g := client.awaitLinks("SYMMETRIC")
 		t.Logf("%s: %+v", client.name, g)
 	}
 	for _, n := range s.nodes {
@@ -189,23 +189,23 @@ func (p *pod) loseVF(vf lab.VF, server string) {
 		p.t.Error(err)
 		return
 	}
-	p.awaitLinks("SYMMETRIC", 2)
+	p.awaitLinks("SYMMETRIC")
 	set := fmt.Sprintf("ip -n %s link set net2 ", p.name)
 	if p.mode() == "ipvlan" {
 		set = fmt.Sprintf("ip link set %s ", vf.NetDev)
 	}
 	for _, meanwhile := range []string{"true", fmt.Sprintf(set+"address 02:00:00:00:0b:%02x", p.index)} {
 		p.node.sh(p.t, set+"down")
-		p.awaitLinks("ASYMMETRIC LOCAL", 2)
+		p.awaitLinks("ASYMMETRIC LOCAL")
 		p.node.sh(p.t, meanwhile+"; "+set+"up")
-		p.awaitLinks("SYMMETRIC", 2)
+		p.awaitLinks("SYMMETRIC")
 	}
 	lose := fmt.Sprintf("ip -n %s link set net2 netns 1", p.name)
 	if p.mode() == "ipvlan" { // it is in the host
 		lose = fmt.Sprintf("echo %[1]s >/sys/bus/pci/devices/%[1]s/driver/unbind", vf.PCI)
 	}
 	p.node.sh(p.t, lose)
-	g := p.awaitLinks("ASYMMETRIC LOCAL", 2)
+	g := p.awaitLinks("ASYMMETRIC LOCAL")
 	for _, l := range g.Links {
 		if l.Device != g.Links[0].Device {
 			p.t.Errorf("%s: after %q the group has links on %s and %s", p.name, lose, g.Links[0].Device, l.Device)
