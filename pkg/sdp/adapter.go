@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
@@ -248,15 +249,9 @@ func (a *softAdapter) options(o *cm.Options) softiwarp.ConnectOptions {
 // Dial implements [cm.Device].
 func (a *softAdapter) Dial(ctx context.Context, qp rdma.QP, to netip.AddrPort, o cm.Options) (cm.Conn, error) {
 	own := a.GIDs()[0].GID.Addr()
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(own, 0))}
-	d.SetMultipathTCP(false)
-	n, err := d.DialContext(ctx, "tcp", to.String())
+	tcp, err := plaintcp.Dial(ctx, net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(own, 0))}, to.String())
 	if err != nil {
 		return cm.Conn{}, err
-	}
-	tcp, ok := n.(*net.TCPConn)
-	if !ok {
-		return cm.Conn{}, errors.Join(fmt.Errorf("connection is %T: %w", n, rdma.ErrInvalid), n.Close())
 	}
 	local, _ := netip.ParseAddrPort(tcp.LocalAddr().String()) // it is one
 	data, err := a.Connect(ctx, qp, tcp, a.options(&o))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/internal/peers"
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/cm"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/portmapper"
@@ -42,16 +43,9 @@ func (d *Dialer) Dial(ctx context.Context, address string) (net.Conn, portmapper
 		return d.dialAdapter(ctx, address)
 	}
 	if d.Mapper == nil {
-		dialer := d.Dialer
-		dialer.SetMultipathTCP(false)
-		n, err := dialer.DialContext(ctx, "tcp", address)
+		tcp, err := plaintcp.Dial(ctx, d.Dialer, address)
 		if err != nil {
 			return nil, portmapper.Path{}, err
-		}
-		tcp, ok := n.(*net.TCPConn)
-		if !ok {
-			_ = n.Close()
-			return nil, portmapper.Path{}, fmt.Errorf("dial %s: connection is %T: %w", address, n, rdma.ErrInvalid)
 		}
 		to, _ := netip.ParseAddrPort(tcp.RemoteAddr().String()) // it is one
 		return d.client(ctx, tcp, portmapper.Path{Addr: to, Mapped: true})

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 	"github.com/smcr-io/kube-smcr/pkg/sdp/socket"
@@ -85,13 +86,11 @@ func (c *Conn) suspend(ctx context.Context, o SuspendOptions) error {
 	if err != nil {
 		return err
 	}
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false)
-	l, err := lc.Listen(ctx, "tcp", netip.AddrPortFrom(at.Addr(), 0).String())
+	l, err := plaintcp.Listen(ctx, netip.AddrPortFrom(at.Addr(), 0).String())
 	if err != nil {
 		return err
 	}
-	p := &suspension{l: l.(*net.TCPListener), anyPort: o.AnyPort, over: make(chan struct{})} // "tcp" gives no other
+	p := &suspension{l: l, anyPort: o.AnyPort, over: make(chan struct{})}
 	if err := c.ask(p); err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -274,16 +273,7 @@ func (c *Conn) attach(tcp *net.TCPConn) (err error) {
 	if err != nil {
 		return err
 	}
-	return shareAddress("", "", r)
-}
-
-// shareAddress has a socket share its address with those that say so, too, and do not listen.
-func shareAddress(_, _ string, r syscall.RawConn) error {
-	var err error
-	if e := r.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1) }); e != nil {
-		return e
-	}
-	return err
+	return plaintcp.ShareAddress(r)
 }
 
 // comeBack connects to the port at which the peer waits after a suspension, from the port that we had if possible (§13.1.1). We connect
@@ -292,14 +282,16 @@ func (c *Conn) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) 
 	if port < minSuspendPort {
 		return nil, fmt.Errorf("port %d, want %d at least: %w", port, minSuspendPort, rdma.ErrInvalid)
 	}
-	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(c.moves.local), Control: shareAddress}
-	d.SetMultipathTCP(false)
+	d := net.Dialer{
+		LocalAddr: net.TCPAddrFromAddrPort(c.moves.local),
+		Control:   func(_, _ string, r syscall.RawConn) error { return plaintcp.ShareAddress(r) },
+	}
 	to := netip.AddrPortFrom(c.moves.remote.Addr(), port).String()
 	for ours := true; ; {
-		n, err := d.DialContext(ctx, "tcp", to)
+		tcp, err := plaintcp.Dial(ctx, d, to)
 		switch {
 		case err == nil:
-			return n.(*net.TCPConn), nil // "tcp" gives no other
+			return tcp, nil
 		case ours && (errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)): // it is a listener's
 			ours, d.LocalAddr = false, net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.moves.local.Addr(), 0))
 		default:

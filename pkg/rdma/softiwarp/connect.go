@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
@@ -226,9 +227,7 @@ func (d *Device) Dial(ctx context.Context, r rdma.QP, addr string, o ConnectOpti
 }
 
 func (d *Device) dial(ctx context.Context, r rdma.QP, addr string, o ConnectOptions) ([]byte, error) {
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: d.cfg.Addr.AsSlice(), Zone: d.cfg.Addr.Zone()}}
-	dialer.SetMultipathTCP(false)
-	c, err := dialer.DialContext(ctx, "tcp", addr)
+	c, err := plaintcp.Dial(ctx, net.Dialer{LocalAddr: &net.TCPAddr{IP: d.cfg.Addr.AsSlice(), Zone: d.cfg.Addr.Zone()}}, addr)
 	if err != nil {
 		e := &ConnectError{Reason: Unreachable, Err: err}
 		if ctx.Err() != nil {
@@ -238,16 +237,11 @@ func (d *Device) dial(ctx context.Context, r rdma.QP, addr string, o ConnectOpti
 		}
 		return nil, e
 	}
-	t, ok := c.(*net.TCPConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("dial %s: connection is %T: %w", addr, c, rdma.ErrInvalid)
-	}
-	data, err := d.Connect(ctx, r, t, o)
+	data, err := d.Connect(ctx, r, c, o)
 	if err == nil {
 		return data, nil
 	}
-	_ = t.Close() // if it was not tried
+	_ = c.Close() // if it was not tried
 	var e *ConnectError
 	if errors.As(err, &e) && e.Socket != nil {
 		_ = e.Socket.Close()

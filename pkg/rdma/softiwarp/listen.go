@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/smcr-io/kube-smcr/pkg/internal/peers"
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 )
@@ -38,16 +39,9 @@ func (d *Device) Listen(addr string) (*Listener, error) {
 	if host == "" {
 		host = d.cfg.Addr.String()
 	}
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false)
-	n, err := lc.Listen(context.Background(), "tcp", net.JoinHostPort(host, port))
+	t, err := plaintcp.Listen(context.Background(), net.JoinHostPort(host, port))
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
-	}
-	t, ok := n.(*net.TCPListener)
-	if !ok {
-		_ = n.Close()
-		return nil, fmt.Errorf("listen on %q: listener is %T: %w", addr, n, rdma.ErrInvalid)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Listener{

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/vitcp"
@@ -98,18 +99,7 @@ func (d *Device) DialPeer(ctx context.Context, r rdma.QP, to Addr, o Options) (T
 // dialer opens TCP connections from any port of the device's address (§2.2.2.2.1).
 func (d *Device) dialer(at netip.AddrPort) func(ctx context.Context) (*net.TCPConn, error) {
 	return func(ctx context.Context) (*net.TCPConn, error) {
-		n := net.Dialer{LocalAddr: &net.TCPAddr{IP: d.cfg.Addr.AsSlice(), Zone: d.cfg.Addr.Zone()}}
-		n.SetMultipathTCP(false)
-		c, err := n.DialContext(ctx, "tcp", at.String())
-		if err != nil {
-			return nil, err
-		}
-		t, ok := c.(*net.TCPConn)
-		if !ok {
-			_ = c.Close()
-			return nil, fmt.Errorf("dial %v: connection is %T: %w", at, c, rdma.ErrInvalid)
-		}
-		return t, nil
+		return plaintcp.Dial(ctx, net.Dialer{LocalAddr: &net.TCPAddr{IP: d.cfg.Addr.AsSlice(), Zone: d.cfg.Addr.Zone()}}, at.String())
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/softdev"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/tcpqp"
@@ -74,17 +75,9 @@ func Open(cfg Config) (*Device, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("open softvi device %q: %w: %w", cfg.Name, rdma.ErrInvalid, err)
 	}
-	var lc net.ListenConfig
-	lc.SetMultipathTCP(false)
-	at := net.JoinHostPort(cfg.Addr.String(), strconv.Itoa(int(cfg.Port)))
-	n, err := lc.Listen(context.Background(), "tcp", at)
+	tcp, err := plaintcp.Listen(context.Background(), net.JoinHostPort(cfg.Addr.String(), strconv.Itoa(int(cfg.Port))))
 	if err != nil {
 		return nil, fmt.Errorf("open softvi device %q: port of VI/TCP: %w", cfg.Name, err)
-	}
-	tcp, ok := n.(*net.TCPListener)
-	if !ok {
-		_ = n.Close()
-		return nil, fmt.Errorf("open softvi device %q: listener is %T: %w", cfg.Name, n, rdma.ErrInvalid)
 	}
 	d := &Device{
 		cfg:       cfg,

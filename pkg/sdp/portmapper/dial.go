@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/smcr-io/kube-smcr/pkg/internal/plaintcp"
 )
 
 // Path says where a connection of [Client.Dial] leads to.
@@ -181,16 +183,9 @@ func (c *Client) localAddr(ctx context.Context, d *net.Dialer, service netip.Add
 
 // shareAddress has the sockets of a dialer share their port with the one that has taken it.
 func shareAddress(d *net.Dialer) {
-	share := func(r syscall.RawConn) error {
-		var err error
-		if e := r.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); e != nil {
-			return e
-		}
-		return err
-	}
 	if before := d.ControlContext; before != nil {
 		d.ControlContext = func(ctx context.Context, network, address string, r syscall.RawConn) error {
-			return errors.Join(share(r), before(ctx, network, address, r))
+			return errors.Join(plaintcp.ShareAddress(r), before(ctx, network, address, r))
 		}
 		return
 	}
@@ -201,20 +196,15 @@ func shareAddress(d *net.Dialer) {
 				return err
 			}
 		}
-		return share(r)
+		return plaintcp.ShareAddress(r)
 	}
 }
 
+// dialTCP opens a connection, unless it would be one of a port to itself.
 func dialTCP(ctx context.Context, d *net.Dialer, to netip.AddrPort) (*net.TCPConn, error) {
-	d.SetMultipathTCP(false)
-	n, err := d.DialContext(ctx, "tcp", to.String())
+	t, err := plaintcp.Dial(ctx, *d, to.String())
 	if err != nil {
 		return nil, err
-	}
-	t, ok := n.(*net.TCPConn)
-	if !ok {
-		_ = n.Close()
-		return nil, fmt.Errorf("dial %v: connection is %T", to, n)
 	}
 	if t.LocalAddr().String() == t.RemoteAddr().String() {
 		// TCP connects a port to itself if nobody listens there, and ours may be just that.
