@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package peers counts the places of a listener that each peer has, so that one that connects and says nothing leaves places to
-// others.
+// Package peers bounds how many places of a listener one peer can take, so that a peer that connects again and again, and says
+// nothing, leaves places to others.
 //
 //	peer := peers.Of(conn.RemoteAddr())
 //	if !places.Take(peer) {
@@ -13,5 +13,6 @@
 //
 // # Limitations
 //
-// It bounds what one peer has, and not what all have: a listener has a bound of its own for that, which also bounds the memory here.
+// The places of all peers together are not bounded here. A listener has a bound of its own for that, and this also bounds how many
+// peers are remembered.
 package peers

@@ -8,7 +8,8 @@ import (
 	"sync"
 )
 
-// Of is by what the places of a peer are counted. Who has one address of IPv6 has the network of it, and is one peer by all of them.
+// Of returns the address under which the places of a peer are counted: that of IPv4, or the /64 network of that of IPv6. Whoever has one
+// address of IPv6 usually has its whole network, and shall not be as many peers as the network has addresses.
 func Of(remote net.Addr) netip.Addr {
 	at, _ := netip.ParseAddrPort(remote.String()) // it is one
 	a := at.Addr().Unmap().WithZone("")
@@ -19,7 +20,7 @@ func Of(remote net.Addr) netip.Addr {
 	return a
 }
 
-// Places are those that peers have.
+// Places are the places of one listener that its peers have taken.
 type Places struct {
 	most int // of one
 
@@ -27,7 +28,7 @@ type Places struct {
 	taken map[netip.Addr]int
 }
 
-// New makes places of which a peer may have so many.
+// New makes Places of which one peer may have so many at a time.
 func New(most int) *Places { return &Places{most: most, taken: make(map[netip.Addr]int)} }
 
 // Take takes a place for a peer. It reports false if the peer has all that one may have.
@@ -41,7 +42,7 @@ func (p *Places) Take(peer netip.Addr) bool {
 	return true
 }
 
-// GiveBack ends Take.
+// GiveBack gives back a place that Take took for the peer.
 func (p *Places) GiveBack(peer netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

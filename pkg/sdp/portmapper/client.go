@@ -81,8 +81,8 @@ type ClientConfig struct {
 	// for each of the next ones. 0: portmap.DefaultTries and portmap.DefaultTimeout.
 	Tries   int
 	Timeout time.Duration
-	// SilentFor is how long a port mapper that did not answer is left alone, and by Dial an SDP address at which nobody did, unless they
-	// answered somebody else meanwhile; 0: [DefaultSilentFor], negative: they are always asked.
+	// SilentFor is how long a port mapper that did not answer is not asked again, and how long [Client.Dial] does not try an SDP address at
+	// which nobody answered. An answer to somebody else meanwhile ends that. 0: [DefaultSilentFor]; negative: they are always asked.
 	SilentFor time.Duration
 	// MaxLookups bounds the questions that wait; 0: [DefaultMaxLookups].
 	MaxLookups int
@@ -175,15 +175,15 @@ func (c *Client) Stats() ClientStats {
 	return s
 }
 
-// Lookup returns the SDP address of a service, for a connection from cp: the caller has taken that port for it, and
-// connects soon. The question comes from that address, unless it is another host's. If there is none, the error is a [*LookupError], and the caller connects to
-// the service itself, without SDP.
+// Lookup returns the SDP address of a service, for a connection that the caller will soon open from cp, an address and a port that it has
+// taken for this. The question is sent from the address of cp, unless that is not one of this host. If there is no SDP address, the error
+// is a [*LookupError], and the caller connects to the service itself, without SDP. Addresses that cannot be are [ErrAddress].
 func (c *Client) Lookup(ctx context.Context, service, cp netip.AddrPort) (netip.AddrPort, error) {
 	return c.lookup(ctx, service, cp, false)
 }
 
-// lookup is Lookup. A context that ends for errShare is no answer in the time that there was; enough says that this says something of
-// the port mapper, and is to be remembered.
+// lookup is Lookup for a ctx that may end before the caller's, with the cause errShare: then the reason is NoAnswer. enough says whether the
+// port mapper had long enough to answer, so that it is remembered as silent then.
 func (c *Client) lookup(ctx context.Context, service, cp netip.AddrPort, enough bool) (netip.AddrPort, error) {
 	service, cp = unmap(service), unmap(cp)
 	if !isHost(service) || !isHost(cp) || service.Addr().Is4() != cp.Addr().Is4() {
@@ -226,7 +226,8 @@ func (c *Client) mapper(service netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(host, c.cfg.MapperPort)
 }
 
-// recall looks whether a question need not be asked, or is not to be.
+// recall returns the answer to a question that is still remembered. If there is none, reason says why the port mapper is not to be asked;
+// 0: it is.
 func (c *Client) recall(q question, to netip.AddrPort) (sdp netip.AddrPort, known bool, reason Reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,7 +255,8 @@ func (c *Client) isMute(sdp netip.AddrPort) bool {
 	return o.silent
 }
 
-// note remembers what came of what began at a time. That nobody answered says nothing of whom has answered somebody else since.
+// note remembers the outcome of a question to, or a connection to, an address. It began at a time; an answer since then to somebody
+// else counts more than that this one had none.
 func (c *Client) note(in *outcomes, of netip.AddrPort, began time.Time, silent bool) {
 	if c.cfg.SilentFor <= 0 {
 		return
@@ -268,7 +270,7 @@ func (c *Client) note(in *outcomes, of netip.AddrPort, began time.Time, silent b
 	in.Put(of, outcome{silent, now}, now.Add(c.cfg.SilentFor))
 }
 
-// forget drops an answer that did not keep what it said.
+// forget drops an answer that is remembered, since nobody listens at the address that it names.
 func (c *Client) forget(q question) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -342,10 +344,9 @@ func (c *Client) ask(ctx context.Context, q question, cp, to netip.AddrPort) (ne
 	return sdp, 0, nil
 }
 
-// dialUDP makes the socket of a question for a connection from an address. It has that address, too: a server takes who asks
-// from another one for a stranger (§15.1), and of several addresses the kernel might choose just that. Who asks for another
-// host has whatever the kernel chooses. The socket is connected: the kernel lets in only what comes from there, and says
-// if nobody is there.
+// dialUDP makes the socket of a question about a connection from an address. The socket has that address, too: a server denies questions
+// that come from another one (§15.1), which the kernel might choose if the host has several. If the address is another host's, the kernel
+// chooses. The socket is connected, so that only answers of the port mapper reach it, and the kernel says if nobody is there.
 func (c *Client) dialUDP(ctx context.Context, from netip.Addr, to netip.AddrPort) (net.Conn, error) {
 	d := net.Dialer{Control: c.cfg.Control}
 	if to.Addr().Is4() == from.Is4() {

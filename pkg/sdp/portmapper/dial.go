@@ -32,15 +32,14 @@ func (p Path) String() string {
 }
 
 // Dial connects to a service: to its SDP address, if the port mapper has one and somebody listens there,
-// and else to the service itself (§7.5.1). Its error is that of the connection in the end; that of
-// the context means that nothing was decided.
+// and otherwise to the service itself (§7.5.1). The error is that of the last connection that was tried, or the context's.
 //
-// d may be nil. Its LocalAddr says from where, as ever; the port is taken before the port mapper is
-// asked, which is told of it.
+// d may be nil. Its LocalAddr says from where to connect, as always. Dial takes the port before it asks the port mapper, because
+// the question names it.
 //
-// Where the context has a deadline, the question has half of the time that is left, and a connection to the SDP address half of what is
-// left then, at most: who says nothing to either does not keep the service itself from being reached. A port mapper or an SDP address
-// that had time to answer is left alone for a while then ([ClientConfig].SilentFor), but not if it answered another one meanwhile.
+// If the context has a deadline, the question gets half of the time that is left, and a connection to the SDP address half of
+// what is left after that. So a host that answers neither does not keep Dial from reaching the service itself. A port mapper or an SDP
+// address that had time to answer, and did not, is not tried again for ClientConfig.SilentFor, unless it answers somebody else.
 func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort) (*net.TCPConn, Path, error) {
 	service = unmap(service)
 	if !isHost(service) {
@@ -82,7 +81,7 @@ func (c *Client) Dial(ctx context.Context, d *net.Dialer, service netip.AddrPort
 	return conn, path, err
 }
 
-// errShare is that of what had a part of a context's time only.
+// errShare is the cause of a context that got only a part of the caller's time.
 var errShare = errors.New("portmapper: no answer in half of the time that was left")
 
 // half is half of the time that a context has left; ok is false if it has no deadline.
@@ -91,8 +90,8 @@ func half(ctx context.Context) (d time.Duration, ok bool) {
 	return time.Until(at) / 2, ok
 }
 
-// lookupInTime is Lookup that leaves half of the time to what comes behind it. A port mapper is silent if it did not answer the second of
-// two questions either.
+// lookupInTime is Lookup in half of the time that ctx has left. The port mapper counts as silent only if this half is one and a half
+// times as long as the first question waits: then it has not answered a second one either.
 func (c *Client) lookupInTime(ctx context.Context, service, cp netip.AddrPort) (netip.AddrPort, error) {
 	share, ok := half(ctx)
 	if !ok {
@@ -103,7 +102,7 @@ func (c *Client) lookupInTime(ctx context.Context, service, cp netip.AddrPort) (
 	return c.lookup(soon, service, cp, share >= c.firstTimeout()*3/2)
 }
 
-// errMute is that of an SDP address that was not tried.
+// errMute says that an SDP address was not tried.
 var errMute = errors.New("portmapper: nobody answered at the SDP address a moment ago")
 
 // dialSDP connects to an SDP address. One at which nobody has answered is left alone for a while.

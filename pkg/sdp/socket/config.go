@@ -67,21 +67,23 @@ type Config struct {
 	// OutDrop come, and the receive queue must take twice RecvBuffers.
 	MinRecvBytes, MaxRecvBytes uint32
 
-	// Keep says that OutKeep may come: then receive buffers that hold little are emptied into private memory while the
-	// program does not read (§9.5.6). It is no more than RecvBuffers of RecvBytes each, and with suspensions up
-	// to three times that.
+	// Keep says that the shell understands OutKeep: receive buffers that hold little are emptied into private memory while the
+	// program does not read (§9.5.6). The private memory takes up to RecvBuffers times RecvBytes, with Suspends three times that.
 	Keep bool
 
-	// Suspends says that OutSuspended may come: the peer may move the connection, and Suspend does (§13). It needs Keep, for
-	// what the program has not read outlives its receive buffer.
+	// Suspends says that the shell understands OutSuspended: the peer may move the connection, and so may Suspend (§13). It needs Keep:
+	// what the program has not read must survive its receive buffer.
 	Suspends bool
 
-	IRD, ORD   int    // RDMA READs at a time, served and asked for; the send queue must take ORD of them beside messages and MaxRDMAWrites
-	ZcopyBytes uint32 // above it, bytes of direct memory are moved by RDMA; NoZcopy: none are
+	// IRD and ORD are how many RDMA READs may be under way: of the peer, which we serve, and of ours. The send queue must have room for
+	// ORD of them beside SendDepth messages and MaxRDMAWrites.
+	IRD, ORD int
+	// ZcopyBytes is the size, in bytes, above which RDMA moves what is in direct memory; NoZcopy: never.
+	ZcopyBytes uint32
 
 	SetupTimeout   time.Duration
 	SuspendTimeout time.Duration // from SuspComm to the Hello on the next connection
-	Memory         Memory        // nil with NoZcopy only
+	Memory         Memory        // may be nil only with NoZcopy
 }
 
 // Validate reports what no socket can be made of.
@@ -113,8 +115,7 @@ func (c *Config) Validate() error {
 	return nil
 }
 
-// withDefaults fills in what is zero. Bcopy begins where the peer may not advertise: a buffer that
-// is advertised is longer than a receive buffer (§9.3).
+// withDefaults fills in the defaults of fields that are zero.
 func (c Config) withDefaults() Config {
 	c.RecvBuffers = cmp.Or(c.RecvBuffers, DefaultRecvBuffers)
 	c.RecvBytes = cmp.Or(c.RecvBytes, DefaultRecvBytes)

@@ -12,7 +12,7 @@ import (
 // ending is how far both streams are closed (§8.2).
 type ending struct {
 	shutdown bool   // no more Writes
-	closed   bool   // nor Reads: what arrives meets nobody
+	closed   bool   // nor Reads: the program is gone, and what arrives is lost
 	finSent  bool   // our DisConn went
 	finSeq   uint32 // its number
 	second   bool   // the peer's DisConn came before ours went
@@ -24,8 +24,8 @@ type ending struct {
 	abortAt   uint64 // place of AbortConn in the send queue
 }
 
-// limit is when a state ends at the latest that has a deadline, or zero. Nothing that the peer does, such as to move again and again, gives a
-// socket more time that its program has closed.
+// limit returns when the state st ends at the latest, zero if never: at its own deadline, and, once the program has closed the socket, at
+// closeBy. So a peer cannot keep a closed socket alive, for example by one suspension after the other, each of which has a new deadline.
 func (e *ending) limit(st State, deadline time.Time) time.Time {
 	if by := e.closeBy; !by.IsZero() && st != StateAbort && st != StateClosed && (deadline.IsZero() || by.Before(deadline)) {
 		return by
@@ -56,8 +56,9 @@ func (s *Socket) takeDisConn() {
 	}
 }
 
-// settleEnd ends the connection when both streams have ended: the peer that closed second does, and both, if their
-// DisConns crossed. Who closed first waits for the other, and for what was written before, a while. Nothing of ours may be under way then.
+// settleEnd goes towards the end of the connection when both streams have ended and nothing of ours is under way. The peer that sent its
+// DisConn second ends the transport connection; if the DisConns crossed, both do. The peer that sent it first waits for that, but no
+// longer than lingerTimeout.
 func (s *Socket) settleEnd(now time.Time) {
 	e := &s.end
 	if s.state != StateOpen || !e.finSent || !s.snk.done || s.snk.again || s.susp.isActive() || s.sends.done < s.sends.posted {
@@ -101,9 +102,9 @@ func (s *Socket) settleAbort() {
 	}
 }
 
-// down ends a connection whose transport is gone. That is in order if the peer's DisConn came, and no AbortConn (§8.2.1),
-// and ours went: a peer that ends the transport in order then has got it, even if we did not hear so. Else it must
-// have said so: that a message completed does not mean that it arrived.
+// down ends a connection whose transport is gone. It is in order if the peer's DisConn came, no AbortConn came behind it (§8.2.1),
+// our own DisConn went, and the peer has that: we know so if the transport ended in order (err is nil), for the peer would not have
+// ended it before; else only if the peer has acknowledged it. That the message completed here does not say that it arrived.
 func (s *Socket) down(err error) {
 	switch {
 	case s.err != nil: // AbortConn is under way

@@ -25,8 +25,9 @@ func (k *sink) keepDue(cfg *Config, recvBytes uint32) bool {
 		c.parts <= cfg.RecvBuffers
 }
 
-// holdsMuch reports whether so much is unread that the connection may not move to another one: there the peer may send as much again as there
-// are receive buffers. What came between SuspComm and its answer is still added.
+// holdsMuch reports whether so much is unread that the connection may not move yet: a peer that moves gets all receive buffers anew, and
+// fills them, so one that moves again and again could make us hold more each time. What arrives between SuspComm and its answer comes on
+// top of the bound.
 func (k *sink) holdsMuch(cfg *Config, recvBytes uint32) bool {
 	c, room := &k.count, uint64(cfg.RecvBuffers)*uint64(recvBytes)
 	return c.kept+c.bytes > 2*room || c.parts+c.buffers > 2*cfg.RecvBuffers

@@ -70,9 +70,10 @@ const (
 	// advert of ours waits for the peer: each side may be waiting for the other (§9.2).
 	deadlockDelay = 50 * time.Millisecond
 
-	// sinkDelay is how long we wait for the next buffer of a peer that has advertised some, before we offer it our bytes to be read
-	// (§11.3): its program is given the one that we wrote to, and posts another. Were they offered at once, they would be read
-	// if SrcAvail were there first, and so would all behind them, by requests that take a turn more than an RDMA WRITE.
+	// sinkDelay is how long we wait for the next buffer of a peer that has advertised some before, until we offer it our bytes to be
+	// read (§11.3). Its program needs a moment to take the buffer that we have filled and to post another one. If our SrcAvail were
+	// there before its SinkAvail, the peer would read these bytes, and all behind them, and an RDMA READ takes one message more
+	// than an RDMA WRITE.
 	sinkDelay = time.Millisecond
 
 	// updateDelay and maxUpdateDelay bound how long the answer waits to a message that did nothing but
@@ -80,15 +81,15 @@ const (
 	updateDelay    = 10 * time.Millisecond
 	maxUpdateDelay = 200 * time.Millisecond
 
-	// lingerTimeout bounds the wait of the peer that closed first for the end of the connection, and all that a socket does
-	// that its program has closed, to other connections and back: only AbortConn comes behind.
+	// lingerTimeout bounds how long the peer that closed first waits for the end of the connection, and how long a socket lives whose
+	// program has closed it, also if it is moved to other connections meanwhile. Only AbortConn may be sent after that.
 	lingerTimeout = 10 * time.Second
 
 	// DefaultSuspendTimeout bounds the way from SuspComm to the Hello on the next connection.
 	DefaultSuspendTimeout = 10 * time.Second
 
-	// cancelTimeout bounds how long a peer may keep a buffer that is canceled without that anything comes of it: as long as its program may
-	// take to read what is offered, and no longer than who waits for the buffer bears.
+	// cancelTimeout bounds how long a peer may keep a buffer that is canceled while nothing moves. It is a compromise: the peer's
+	// program may take a while to read what is offered, and our program waits for its buffer.
 	cancelTimeout = 5 * time.Second
 
 	// abortTimeout bounds the wait of AbortConn for credit, and for its completion.

@@ -219,9 +219,9 @@ func (s *Socket) takeSrc(now time.Time, m *bsdh.Message) error {
 	return k.takeSrc(&m.Advert, uint32(len(m.Payload)), now)
 }
 
-// takeWritten takes an RdmaWrCompl (§9.3), which is about the oldest buffer that we advertised. One of 0 bytes gives
-// nothing to the program, for which that would be the end: its buffer waits again. If another one is advertised, the peer fills that next, and
-// the bytes of the stream would be in other Reads than those of their order.
+// takeWritten takes an RdmaWrCompl (§9.3), which is about the oldest buffer that we advertised. An RdmaWrCompl of 0 bytes gives the
+// buffer back unused, and its Read goes on waiting: to end it with no bytes would look like the end of the stream. This is possible
+// only if no second buffer is advertised. The peer would fill that one next, so a later Read would get bytes before an earlier one.
 func (s *Socket) takeWritten(n uint32, inv *rdma.RKey) error {
 	k := &s.snk
 	if k.adv == 0 {

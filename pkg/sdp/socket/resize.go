@@ -10,10 +10,11 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/sdp/bsdh"
 )
 
-// resizing is both machines of §10.6: our receive buffers change when the peer asks, and the peer's when we do.
+// resizing is both machines of §10.6: our receive buffers change when the peer asks, and the peer's change when we ask.
 //
-// Ours come in two sets with numbers of their own. Those of the new size are posted behind the old ones, which are
-// dropped as they come back. While there are old ones the next request waits: its sender waits anyhow.
+// Our receive buffers are numbered in two sets: set 0 has the numbers from 0 on, set 1 those from pool on. Buffers of a new size
+// are the other set, and are posted behind those of the old size, which are dropped as messages come in them. A further
+// request of the peer waits until all of the old set are dropped; the peer asks for nothing else until it has the answer.
 type resizing struct {
 	pool      int    // receive buffers of a set
 	recvBytes uint32 // of ours, as the peer knows it: the new size counts when its ChRcvBufAck goes
@@ -75,7 +76,7 @@ func (s *Socket) stepResize() bool {
 	switch {
 	case r.request > 0 && r.old == 0:
 		if s.snk.held.n > 2*s.cfg.RecvBuffers {
-			return false // the program has so much to read that what two sets of receive buffers take has no room behind it
+			return false // so much is unread that payload of two sets of receive buffers would not find a place in held
 		}
 		s.resize()
 		return true
@@ -96,12 +97,12 @@ func (s *Socket) stepResize() bool {
 	r.asked, r.before, r.want = r.want, s.peer.recvBytes, 0
 	s.send(bsdh.Message{MID: bsdh.ChRcvBuf, Bytes: r.asked}, 0)
 	r.askedSeq = s.credits.sent
-	s.peer.recvBytes = min(s.peer.recvBytes, r.asked) // a smaller size counts at once, a larger one when it is there
+	s.peer.recvBytes = min(s.peer.recvBytes, r.asked) // a smaller size counts at once, a larger one with ChRcvBufAck
 	return true
 }
 
-// takeRequest takes the peer's ChRcvBuf, and reports whether ours is void: if both crossed, the accepting peer's counts
-// and the other's does not. Acked says that the peer had ours when it asked.
+// takeRequest takes the peer's ChRcvBuf. acked says whether the peer had ours when it sent its own; if not, the two crossed, and that of
+// the accepting peer counts. void reports that ours is the one that does not count.
 func (r *resizing) takeRequest(n uint32, role Role, acked bool) (void bool, err error) {
 	if r.isBusy() {
 		return false, violation(UnexpectedMessage, "a second ChRcvBuf before the answer")
@@ -116,9 +117,9 @@ func (r *resizing) takeRequest(n uint32, role Role, acked bool) (void bool, err 
 	return void, nil
 }
 
-// resize does what the peer asks for within our bounds, in the direction that it asks for: it gets no less than
-// it wants when it wants less, nor less than it had when it wants more. A set of the new size is posted at once,
-// since the old ones go only when messages come (§10.6.2).
+// resize gives the peer the size that it asks for, within our bounds: a peer that asks for less gets at least what it asks for, and
+// at most what it had; a peer that asks for more gets at least what it had. A set of the new size is posted at once: the old buffers
+// leave the queue only when messages come (§10.6.2).
 func (s *Socket) resize() {
 	r := &s.size
 	n := max(r.request, bsdh.MinBuffer)

@@ -14,18 +14,18 @@ type Read struct {
 	ID     uint64
 	Len    uint32
 	Direct bool // registered memory: RDMA may fill it
-	Fill   bool // is over when it is full, and not before (MSG_WAITALL); never advertised (§9.3)
+	Fill   bool // over only when it is full (MSG_WAITALL); never advertised (§9.3)
 }
 
 // pendingRead is a Read that is not over.
 type pendingRead struct {
 	Read
 	got   uint32
-	asked uint32    // bytes behind those, which RDMA READs under way bring
+	asked uint32    // bytes behind these, which RDMA READs under way will bring
 	key   rdma.RKey // if it is advertised
 }
 
-// room is how many bytes the Read has place for, those not counted that are asked for.
+// room returns for how many bytes the Read has place beside those that have come and those that are asked for.
 func (r *pendingRead) room() uint32 { return r.Len - r.got - r.asked }
 
 // heldPayload is payload that waits for a Read in its receive buffer.
@@ -40,7 +40,7 @@ type peerSrc struct {
 	key   rdma.RKey
 	addr  uint64 // of what is left
 	left  uint32 // bytes that have not come
-	asked uint32 // those among them that RDMA READs under way bring
+	asked uint32 // bytes of left that RDMA READs under way will bring
 	read  uint32 // bytes that have come and are not reported
 	since time.Time
 }
@@ -54,8 +54,8 @@ type peerSrc struct {
 // The first adv of reads are advertised to the peer; then there are no held payload, owed bytes and srcs, so
 // that whatever comes next belongs into the first of them.
 //
-// RDMA READs complete in the order in which they are posted, and so that of the stream: each is of one advert, into
-// one Read, and the oldest one is of the first advert and into the first Read of which something is asked for.
+// RDMA READs are posted in the order of the stream, and complete in the order in which they were posted. Each moves bytes of one advert
+// into one Read. The one that completes next is of the first advert, and into the first Read, that still have bytes asked for.
 type sink struct {
 	mode bsdh.Mode
 
@@ -83,8 +83,8 @@ func newSink(cfg *Config) sink {
 	}
 }
 
-// takeSrc takes a SrcAvail, whose payload of n bytes was taken as that of any message (§9.2, §11.3). While a
-// buffer of ours is advertised, the peer will write there what it offers, and the advert is void.
+// takeSrc takes a SrcAvail (§9.2, §11.3). Its payload, of n bytes, was taken as that of any other message. While a
+// buffer of ours is advertised, the SrcAvail is void: the peer will write into that buffer what it offered.
 func (k *sink) takeSrc(a *bsdh.Advert, n uint32, now time.Time) error {
 	if k.adv > 0 {
 		return nil
@@ -130,8 +130,8 @@ func (a *peerSrc) suits(r *pendingRead, cfg *Config) bool {
 	return r.Direct && cfg.ZcopyBytes != NoZcopy && (r.room() >= a.left-a.asked || cfg.isLong(r.room()))
 }
 
-// next returns what the next RDMA READ is of, and into, if there is both: the oldest advert and the oldest Read that
-// those under way leave something of. A Read comes after the one before is full, with what they bring.
+// next returns the advert of which the next RDMA READ is, and the Read into which it goes; ok is false if one of both is missing. They are
+// the oldest advert of which bytes are not asked for yet, and the oldest Read that has room beside the bytes that are.
 func (k *sink) next() (a *peerSrc, r *pendingRead, ok bool) {
 	for i := range k.srcs.n {
 		if a = k.srcs.at(i); a.left > a.asked {

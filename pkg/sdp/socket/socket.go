@@ -144,8 +144,8 @@ func (s *Socket) mayRead() bool {
 	return !errors.Is(s.err, ErrAborted)
 }
 
-// CancelWrites ends all Writes as soon as it is known which bytes of them the peer has, and reports whether there are any to be ended. What was
-// not sent is not part of the stream, whose end, behind Shutdown, comes earlier then.
+// CancelWrites ends all Writes as soon as it is known which of their bytes the peer has, and reports whether there are Writes to end.
+// Bytes that were not sent are not part of the stream: after Shutdown its end comes where the last byte that was sent is.
 func (s *Socket) CancelWrites(now time.Time) bool {
 	if s.state > StateOpen || s.src.writes.isEmpty() {
 		return false
@@ -155,7 +155,7 @@ func (s *Socket) CancelWrites(now time.Time) bool {
 	return true
 }
 
-// CancelReads ends all Reads as soon as it is sure that the peer writes to none of them, and reports whether there are any to be ended.
+// CancelReads ends all Reads as soon as it is sure that the peer writes into none of them, and reports whether there are Reads to end.
 func (s *Socket) CancelReads(now time.Time) bool {
 	if s.state > StateOpen || s.snk.reads.isEmpty() {
 		return false
@@ -173,14 +173,14 @@ func (s *Socket) PreferMode(now time.Time, m bsdh.Mode) {
 	s.flush(now)
 }
 
-// Shutdown ends our stream behind all that was written (§8.2.1).
+// Shutdown ends our stream behind all that was written (§8.2.1). Reads go on.
 func (s *Socket) Shutdown(now time.Time) {
 	s.end.shutdown = true
 	s.flush(now)
 }
 
-// Close ends our stream as Shutdown does, and says that the program will read no more. What it has not read, or what arrives
-// later, is lost: then the connection is aborted, as with TCP, and it is when the peer does not end its stream in time.
+// Close ends our stream as Shutdown does, and says that the program will read no more. If there are bytes that it has not read, or if
+// bytes arrive later, the connection is aborted, as with TCP; and also if the peer does not end its stream within lingerTimeout.
 func (s *Socket) Close(now time.Time) {
 	if s.end.closed || s.state == StateClosed {
 		return
@@ -261,8 +261,8 @@ func (s *Socket) HandleDown(err error) {
 	}
 }
 
-// NextTimeout returns when HandleTimeout is due. What could not be sent then anyhow is not waited for: credit, or room in
-// the send queue, comes with an input.
+// NextTimeout returns when HandleTimeout is due; false: not until another input came. A time at which a message is due does not count while
+// no message can be sent: the credit, or the room in the send queue, that is missing comes with an input.
 func (s *Socket) NextTimeout() (time.Time, bool) {
 	at := s.end.limit(s.state, s.deadline)
 	earlier := func(t time.Time) {

@@ -43,13 +43,13 @@ type peerSink struct {
 //	srcs        what the peer may read: from max(next, forced) on, without gaps
 //	produced    behind the last Write
 //
-// What an advert offered and the peer did not read is unsent again when the advert is gone: nothing has to be
-// done for it but to forget the advert.
+// Bytes that an advert offered and that the peer did not read count as not sent again once the advert is forgotten: next was not
+// moved for them.
 //
 // Potential is PotentialNonDiscards (§9.5.1). It counts messages with payload that consumed no buffer of the
-// peer. The draft counts all of them, and back when a SinkAvail is found stale before it is used. Here a
-// SinkAvail is compared when it arrives, and a live one goes with the next payload: that is the same at each
-// use, and a stale advert is never kept.
+// peer. The draft has it count all messages with payload, and count down for each SinkAvail that is found stale before it is used.
+// Here a SinkAvail is compared when it arrives, and a live one is used by the next payload. The count is the same whenever it
+// is compared, and no stale advert is kept.
 type source struct {
 	mode                   bsdh.Mode
 	writes                 fifo[posted]
@@ -61,7 +61,7 @@ type source struct {
 
 	potential uint32
 	flight    fifo[uint64] // where the bytes of each RDMA WRITE under way begin, oldest first
-	patience  time.Time    // until when the peer's next buffer is waited for; zero: it is not
+	patience  time.Time    // until when we wait for the peer's next buffer; zero: we do not
 	ackDue    bool         // SinkCancelAck is due
 	cancel    revocation
 	stalls    cancelTimer
@@ -87,9 +87,9 @@ type revocation struct {
 	seq    uint32
 }
 
-// cancelTimer bounds the wait of CancelWrites, or of CancelReads: a peer that never says what became of a buffer would keep
-// it, and whoever waits for the end of its Write or Read, for ever. A peer whose program reads what it has to be sent, however
-// slowly, is not such a one: each step begins the time anew. What moves in the other direction brings no buffer back.
+// cancelTimer bounds how long CancelWrites, or CancelReads, waits. A peer that never says what became of a buffer would keep the
+// buffer, and the program that waits for its Write or Read, for ever. But a peer whose program takes the bytes slowly is
+// not given up: each step (see progress) starts the time anew. Steps of the other direction do not count.
 type cancelTimer struct {
 	at   time.Time // when the peer is given up; zero: nobody waits
 	seen progress
@@ -102,10 +102,10 @@ type progress struct {
 	moving  int // RDMA WRITEs or READs
 }
 
-// progress is that of Writes: what was sent, what the peer still has adverts of, and what goes to its adverts.
+// progress returns that of Writes: bytes sent, adverts that the peer has of us, RDMA WRITEs into its buffers.
 func (o *source) progress() progress { return progress{o.next, o.srcs.n, o.flight.n} }
 
-// progress is that of Reads: our adverts, and what is read of the peer's.
+// progress returns that of Reads: adverts of ours, RDMA READs of what the peer offers.
 func (k *sink) progress() progress { return progress{0, k.adv, k.flight.n} }
 
 func (t *cancelTimer) isDue(now time.Time) bool { return !t.at.IsZero() && !now.Before(t.at) }
