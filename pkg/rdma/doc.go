@@ -15,8 +15,8 @@
 // a context (PD, CQ, QP, MR) belongs to it and dies with it. One goroutine at
 // a time posts to a QP and one at a time polls a CQ; they may be different
 // goroutines. Verbs never block: what cannot be done now returns an error
-// ([ErrQueueFull]) or less than was asked for. Only a [PathResolver] has something
-// to wait for, and offers to do it before.
+// ([ErrQueueFull]) or less than was asked for. The one exception is Modify to RTR on a
+// [PathResolver], which may have to wait for an address; ResolvePath does that beforehand.
 //
 // # Memory
 //
@@ -31,6 +31,6 @@
 // Poll until it returns fewer than asked, Arm, poll once more (a completion
 // may have come in between), then wait on Notify. Notify is a channel, so it
 // waits in the Go scheduler without a thread; providers with a completion
-// file descriptor feed it from the network poller. OnNotify saves the switch
-// to a waiting goroutine: the provider's own goroutine goes on with the work.
+// file descriptor feed it from the network poller. OnNotify, in place of Notify, saves the
+// switch to a waiting goroutine: the provider's own goroutine calls a function of the user's.
 package rdma

@@ -16,8 +16,8 @@ var (
 	ErrCQOverrun    = errors.New("rdma: completion queue overrun")
 
 	// ErrPeerAccess is the reason of an [EventQPFatal] whose queue pair refused a
-	// request with NAK remote access error. What the peer's other mistakes, the end
-	// of a region under a request that had been accepted, or the device did, is
-	// another reason. The event may come when the queue pair is closed already.
+	// request with NAK remote access error. Other mistakes of the peer, a region that
+	// is closed under a request that had been accepted, and failures of the device are
+	// other reasons. The event may come when the queue pair is closed already.
 	ErrPeerAccess = errors.New("rdma: peer's request named a key, address or right that it does not have")
 )

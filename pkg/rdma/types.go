@@ -94,14 +94,14 @@ const (
 	LocalWrite Access = 1 << iota
 	RemoteWrite
 	RemoteRead
-	// StableRead promises, of a region with RemoteRead, that nothing changes its bytes while a peer reads them: a
-	// transfer whose end the peer tells, for example. Software iWARP need not copy a READ's response then
-	// to make its CRC. If the promise is broken the peer finds a wrong CRC, and the connection ends. Other providers
-	// take no notice.
+	// StableRead promises that nobody changes the bytes of a region with RemoteRead while a peer may read them; for
+	// example because the program waits until the peer says that it is done. Software iWARP can then make the CRC of a
+	// READ's response without copying it. If the promise is broken, the peer finds a wrong CRC, and the connection
+	// ends. Other providers ignore StableRead.
 	StableRead
 )
 
-// GIDType tells how packets of a GID travel.
+// GIDType tells by which protocol packets of a GID travel.
 type GIDType uint8
 
 // GID types.
@@ -133,13 +133,13 @@ type GIDEntry struct {
 	Type   GIDType
 	MAC    MAC    // of the network interface
 	NetDev string // name of the network interface, "" if none
-	// PrefixBits is the length of the address's subnet, as it counts for the
-	// IP address; 0 if it is not known.
+	// PrefixBits is the prefix length of the subnet of the IP address (24, say, for
+	// 192.0.2.1/24); 0 if it is not known.
 	PrefixBits int
 }
 
-// OnLink reports whether another GID is in the entry's subnet. It is not if
-// that is not known.
+// OnLink reports whether another GID is in the entry's subnet. If the subnet is
+// not known it reports false.
 func (e GIDEntry) OnLink(g GID) bool {
 	return e.PrefixBits > 0 && netip.PrefixFrom(e.GID.Addr(), e.PrefixBits).Contains(g.Addr())
 }
@@ -172,7 +172,7 @@ type DeviceAttr struct {
 	Provider     string // "soft", "verbs", ...
 	MaxQP        int
 	MaxCQE       int
-	MaxMRBytes   uint64
+	MaxMRBytes   uint64 // of one region, in bytes; 0: not known
 	MaxSGE       int
 	MaxSendWR    int
 	MaxRecvWR    int
@@ -189,34 +189,34 @@ type DeviceAttr struct {
 	MaxReadsServed, MaxReadsAsked int
 
 	// Stream says that queue pairs are connected by functions of their provider, on a TCP
-	// connection, and not by Modify. They go RESET, INIT, RTS, ERR: Modify to RTR or RTS
-	// is ErrNotSupported, and PSN, path, path MTU and retries mean nothing.
+	// connection, and not by Modify. Their states are RESET, INIT, RTS and ERR: Modify to
+	// RTR or RTS is ErrNotSupported, and PSN, path, path MTU and retries mean nothing.
 	Stream bool
 	// HostRouted says that packets take the way of the host's routing table, through
 	// whichever interface. Without it they leave by the interface of the GID.
 	HostRouted bool
 	// PeerCompletes says that after a successful SEND or WRITE the peer's device has the
 	// message, and its memory the bytes (RoCE, VI/TCP). Without it (iWARP) success says only
-	// that the local memory may be used again; a request that the peer refuses succeeds,
-	// and then both queue pairs fail.
+	// that the local memory may be used again: a request that the peer refuses has already
+	// succeeded, and both queue pairs fail afterwards.
 	PeerCompletes bool
-	// PartialWrites says that a WRITE goes in pieces that the peer checks one by one: of one
-	// that it refuses it may have what came before the first byte without right. Without it
-	// nothing of such a WRITE is placed.
+	// PartialWrites says that the peer checks a WRITE piece by piece: if it refuses the
+	// WRITE, the bytes before the first that it may not write can be in its memory. Without
+	// PartialWrites nothing of a refused WRITE is placed.
 	PartialWrites bool
-	// ReadSinkWrite says that a READ fills only memory of a region that has RemoteWrite, too: the key goes to the peer, which
-	// writes there (iWARP, RFC 5040 §5.2.1). So the region is best one of its own, of what is to be filled. Without it LocalWrite is enough,
-	// and the peer learns no key.
+	// ReadSinkWrite says that the memory which a READ fills must be of a region with RemoteWrite: the device tells the peer
+	// the region's key, and the peer writes there (iWARP, RFC 5040 §5.2.1). To open no more than necessary, register a
+	// region of just the bytes to be filled. Without ReadSinkWrite LocalWrite is enough, and the peer learns no key.
 	ReadSinkWrite bool
 
 	// What IBTA asks for and not every driver does.
 
 	WCDetails       bool // WC.SrcQP and WC.Solicit are set
-	LocalErrors     bool // a request that fails for a local reason says for which, and not StatusLocalQP or StatusFlushed
+	LocalErrors     bool // a request that fails for a local reason completes with that, and not with StatusLocalQP or StatusFlushed
 	ResponderEvents bool // EventQPFatal also for a queue pair that fails answering its peer
 	SolicitedErrors bool // Arm(true) wakes for failed and flushed requests too
 
-	// RefusalsTold says that a queue pair of a stream whose peer refuses a request learns of it: it has EventQPFatal, and a READ fails
-	// with StatusRemoteAccess. Without it the connection ends: there is EventDisconnected, and the READ is flushed.
+	// RefusalsTold says that, on a stream, a queue pair whose request the peer refuses learns so: it has EventQPFatal, and a READ
+	// fails with StatusRemoteAccess. Without it the queue pair has EventDisconnected, and the READ is flushed.
 	RefusalsTold bool
 }

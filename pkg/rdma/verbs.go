@@ -42,11 +42,11 @@ type Context interface {
 // packets, and may poll for a moment instead.
 type IdlePoller interface {
 	// OnIdle has the provider call f, with none of its locks held, when it has
-	// delivered completions of this context and is about to wait. While f
-	// returns true the provider looks for packets and calls f again, and does
-	// not wait; it may bound for how long. f must not block, and is not called by
-	// two goroutines at a time, of whichever queue the completions were. Set it
-	// before the first completion.
+	// delivered completions of this context and is about to wait for packets. While f
+	// returns true the provider polls for packets instead, and calls f again; it may
+	// bound for how long. f must not block. It is never called by two goroutines at
+	// a time, even if completions of several queues were delivered. Set it before the
+	// first completion.
 	OnIdle(f func() bool)
 }
 
@@ -63,10 +63,11 @@ type PD interface {
 	// AllocMR maps size bytes of zeroed memory outside the Go heap, rounded
 	// up to whole pages, and registers them.
 	AllocMR(sizeBytes int, access Access) (MR, error)
-	// RegMR registers length bytes at off of another region's memory here too, with
-	// keys and rights of their own, which open nothing beside these bytes; 0, 0: all of
-	// the region. Several devices of one provider can so reach the same memory, and
-	// a peer a part of it. The memory is unmapped with the last of its regions.
+	// RegMR makes another region of memory that has one already: of the length bytes
+	// at off of the region of, or of all its bytes if both are 0. The new region has keys and
+	// rights of its own, which open only these bytes. So several devices of one provider
+	// can reach the same memory, and a peer a part of it. The memory is unmapped with
+	// the last of its regions.
 	RegMR(of MR, off, length int, access Access) (MR, error)
 	// CreateQP makes an RC queue pair in state RESET.
 	CreateQP(cfg QPConfig) (QP, error)
@@ -79,68 +80,70 @@ type MR interface {
 	// Bytes is the memory. It must not be used after the last region with it
 	// is closed.
 	Bytes() []byte
-	// Addr is the address that work requests and peers use for Bytes()[0]. It is
-	// the region's own, also where several have the same memory, and says nothing
-	// of where the memory is, but for its place in a page: peers learn it.
+	// Addr is the address that work requests and peers use for Bytes()[0]. Each region
+	// has its own, even if several have the same memory. Since peers learn it, it tells
+	// nothing of where the memory lies in the process, except the offset in a page.
 	Addr() uint64
 	LKey() LKey
 	RKey() RKey
 	// Close deregisters first, so that no packet can touch the memory through
-	// this region, and then unmaps it unless another region has it.
+	// this region, and then unmaps the memory unless another region has it, too.
 	Close() error
 }
 
 // Discarder is an [MR] whose memory is not pinned, so that pages of it can be given back.
 type Discarder interface {
-	// Discard makes the n bytes at off zero, and gives back the pages that lie among them, which
-	// take no memory until somebody touches them. Meanwhile nobody may use the bytes, no work
-	// request that is under way and no peer: what they write is lost. After an error the bytes
-	// may be as they were.
+	// Discard makes the n bytes at off zero, and gives the pages that lie wholly among them back to
+	// the system until somebody touches them again. While it runs nobody may use the bytes, neither
+	// a work request nor a peer: what these write is lost. After an error the bytes may be as they
+	// were.
 	Discard(off, n int) error
 }
 
 // WriteCounter is an [MR] that counts what peers write into it.
 type WriteCounter interface {
-	// CountWrites begins to count, for each block of so many bytes of the region, which are a power of
-	// two. It comes once, before a peer knows the region.
+	// CountWrites begins to count, separately for each block of blockBytes, a power of two, of the
+	// region. Call it once, before a peer knows the region.
 	CountWrites(blockBytes int)
-	// Written returns how many bytes peers have written into a block, by WRITEs through this region, or
-	// are about to: a WRITE is counted as a whole before its first byte is there. One that the peer
-	// repeats with another work request is counted again.
+	// Written returns how many bytes peers have written into a block by WRITEs through this region. A WRITE
+	// is counted as a whole before its first byte is there, and again if the peer repeats it with another
+	// work request.
 	Written(block int) uint64
 }
 
 // Holder is a [PD] that can keep peers from its memory for a moment.
 type Holder interface {
-	// Hold calls f while no request of a peer reads or writes memory of the domain; they are late
-	// and not lost. f must not use the queue pairs of the domain, nor hold another domain that
-	// somebody holds who waits for this one.
+	// Hold calls f while no request of a peer reads or writes memory of the domain: requests that arrive
+	// meanwhile are served later, and none is lost. f must not use the queue pairs of the domain. If
+	// f holds another domain, all users must hold the domains in the same order, or they wait for each
+	// other for ever.
 	Hold(f func())
 }
 
 // CQ is a completion queue.
 type CQ interface {
 	// Poll moves up to len(dst) completions to dst. It never blocks.
-	// A CQ that overran returns ErrCQOverrun for good; one that was closed,
-	// also by the end of its device, still returns what it had, and then
-	// ErrClosed.
+	// A CQ that overran returns ErrCQOverrun from then on. A CQ that was closed,
+	// by Close or by the end of its device, first returns the completions that it
+	// still has, and then ErrClosed.
 	Poll(dst []WC) (int, error)
-	// Arm asks for one notification at the next completion; with
-	// solicitedOnly only for completions of sends with SendSolicited at the
-	// peer, and for errors; without DeviceAttr.Solicited, for all receives.
+	// Arm asks for one notification at the next completion. With solicitedOnly only
+	// errors count, and receives that the peer sent with SendSolicited; a device without
+	// DeviceAttr.Solicited cannot tell these and counts all receives.
 	Arm(solicitedOnly bool) error
 	// Notify has a token after the completion that Arm asked for.
 	Notify() <-chan struct{}
 	// OnNotify has the provider call f instead of leaving a token: in a
 	// goroutine of the provider, or in the one that posts, with none of the
-	// provider's locks held. f must not block; it may poll, arm and post. It
-	// may be called without reason, and what it arms may be armed when it has
-	// returned: the provider looks then for what came before. Set it before the
-	// first Arm.
+	// provider's locks held. f must not block; it may poll, arm and post. f may be
+	// called without a completion. A call of Arm in f may take effect only when f has
+	// returned; the provider then looks for completions that came before that. Set f
+	// before the first Arm.
 	OnNotify(f func())
-	// Resize gives the queue room for depth completions at least, DeviceAttr.MaxCQE
-	// at most, while it is in use; what is in it stays, and room that it has, too. An
-	// error leaves the queue as it was: ErrNotSupported where the device cannot do it.
+	// Resize makes room for at least depth completions, while the queue is in use. It
+	// never makes the queue smaller, and completions in it stay. depth is at most
+	// DeviceAttr.MaxCQE. An error leaves the queue as it was; it is ErrNotSupported if
+	// the device cannot resize queues.
 	Resize(depth int) error
 	Close() error
 }
@@ -150,18 +153,18 @@ type QPConfig struct {
 	SendCQ, RecvCQ CQ
 	MaxSendWR      int
 	MaxRecvWR      int
-	MaxSGE         int // per work request, sends; receives have two
+	MaxSGE         int // per send work request; receives have SGE and Spill
 }
 
 // QP is an RC queue pair.
 type QP interface {
 	Num() QPN
-	// State may ask the device: it is not for the data path.
+	// State returns the state. It may have to ask the device, so it is not for the data path.
 	State() QPState
 	// Modify moves the queue pair to attr.State with the attributes of that
 	// transition (see QPAttr); the others are ignored. A transition that IBTA
-	// does not allow is an error and changes nothing. With DeviceAttr.Stream the
-	// provider makes the transition to RTS.
+	// does not allow is an error and changes nothing. With DeviceAttr.Stream Modify
+	// does not make the transition to RTS: a connection of the provider does.
 	Modify(attr QPAttr) error
 	// PostSend queues work requests in order and returns how many were
 	// taken; fewer than len(wrs) only with an error. Allowed in RTS; in ERR
@@ -180,15 +183,17 @@ type QP interface {
 // repeats its requests without end, as Linux's soft RoCE does, never learns from
 // silence that they are in vain.
 type Refuser interface {
-	// Silence has a device that refuses by itself what comes in ERR say nothing until
-	// Refuse or Close. To others it means nothing. It is called before ERR.
+	// Silence is for devices that refuse by themselves what arrives in ERR: they are silent
+	// until Refuse or Close. On other devices it does nothing. Call it before the queue pair
+	// goes to ERR.
 	Silence()
-	// Refuse has a queue pair in ERR answer the peer's next request with a refusal,
-	// and at once what it dropped before if it knows that, until Modify or Close. For
-	// its user it stays in ERR, and what has not completed before does not any more. It
-	// may block for seconds, and needs the peer to be reachable. Some devices refuse one
-	// request and are silent then: called again, it has them refuse another one, because
-	// a refusal may get lost. ErrNotSupported says that this device cannot.
+	// Refuse has a queue pair in ERR answer the peer's next request with a refusal, until
+	// Modify or Close; a device that remembers the last request that it dropped refuses that
+	// one at once. For its user the queue pair stays in ERR, and requests that have not
+	// completed will not complete. Refuse may block for seconds, and the peer must be
+	// reachable. Some devices refuse only one request; since that refusal may get lost,
+	// call Refuse again to have them refuse another one. The error is ErrNotSupported if the
+	// device cannot refuse.
 	Refuse() error
 }
 
@@ -241,7 +246,7 @@ type QPAttr struct {
 	DestQPN     QPN
 	RQPSN       PSN // first PSN expected from the peer
 	MTU         MTU
-	MinRNRTimer uint8 // 5-bit code of IBTA table 46, sent in RNR NAKs
+	MinRNRTimer uint8 // 5-bit code of IBTA table 46, sent in RNR NAKs: how long the peer waits before it repeats
 	ReadsServed uint8 // the peer's RDMA READs that may wait for their answer; 0: the device's default
 
 	// RTS
@@ -269,7 +274,7 @@ type Opcode uint8
 const (
 	OpSend Opcode = iota
 	OpWrite
-	OpWriteImm // completes as itself or as OpWrite, which libibverbs does not tell apart
+	OpWriteImm // completes as OpWriteImm or as OpWrite: libibverbs does not tell them apart
 	OpRead
 	OpRecv         // completion: a SEND arrived
 	OpRecvWriteImm // completion: a WRITE with immediate arrived
@@ -302,7 +307,7 @@ const (
 	SendSignaled   SendFlags = 1 << iota // completes in the send CQ even on success
 	SendSolicited                        // sets the solicited event bit, with DeviceAttr.Solicited
 	SendInline                           // memory is copied at posting and needs no LKey; up to MaxInline bytes
-	SendInvalidate                       // on OpSend, with DeviceAttr.SendWithInv: the peer's key InvKey is dead when the message is delivered
+	SendInvalidate                       // on OpSend, with DeviceAttr.SendWithInv: delivery invalidates the peer's key InvKey
 	SendImm                              // on OpSend, with DeviceAttr.SendWithImm: Imm travels with the message; not with SendInvalidate
 )
 
@@ -318,7 +323,7 @@ type SendWR struct {
 	ID         uint64 // returned in WC.ID
 	Op         Opcode // OpSend, OpWrite, OpWriteImm, OpRead
 	Flags      SendFlags
-	SGL        []SGE  // gathered; for OpRead one entry to be filled, of a region as DeviceAttr.ReadSinkWrite says
+	SGL        []SGE  // gathered; for OpRead one entry, which is filled; see DeviceAttr.ReadSinkWrite
 	Inline     []byte // the payload instead of SGL, with SendInline
 	Imm        uint32 // OpWriteImm, or SendImm
 	RemoteAddr uint64 // OpWrite, OpWriteImm, OpRead
@@ -330,9 +335,9 @@ type SendWR struct {
 type RecvWR struct {
 	ID  uint64
 	SGE SGE
-	// Spill takes what of a message does not fit into SGE; of length 0, the
-	// message must fit. Several work requests may share it, where long messages
-	// are rare: the later one then overwrites the earlier.
+	// Spill takes the rest of a message that does not fit into SGE. If its length
+	// is 0, every message must fit. Several work requests may share the memory of
+	// Spill where long messages are rare: a later message overwrites an earlier one.
 	Spill SGE
 }
 
@@ -343,7 +348,7 @@ type WC struct {
 	Op      Opcode
 	HasImm  bool
 	Solicit bool   // the packet had the solicited event bit, with DeviceAttr.WCDetails
-	Bytes   uint32 // received, or read; valid on success
+	Bytes   uint32 // received, or read, in bytes; valid on success
 	Imm     uint32
 	QPN     QPN // the local queue pair
 	SrcQP   QPN // the sender's, with DeviceAttr.WCDetails
@@ -389,7 +394,7 @@ type EventKind uint8
 const (
 	EventPortActive   EventKind = iota // the port works (again)
 	EventPortDown                      // the port lost its carrier or address
-	EventQPFatal                       // a QP went to ERR for a reason of its own; told again when that was ErrPeerAccess and is known later
+	EventQPFatal                       // a QP went to ERR, and not by Modify; comes again if the reason turns out later to be ErrPeerAccess
 	EventPathDown                      // the peer of a QP cannot be reached
 	EventDeviceFatal                   // the device is gone; close the context
 	EventGIDChange                     // the port's GID table is another one; read it again

@@ -11,26 +11,26 @@ import (
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
 )
 
-// MaxPrivateData is how much private data every adapter takes, in bytes: rdma_cm and Linux' siw count it in eight bits, together with
-// the four bytes of RFC 6581.
+// MaxPrivateData is the most private data that every adapter takes, in bytes. rdma_cm and Linux' siw have eight bits for its length, which
+// includes the four bytes of RFC 6581.
 const MaxPrivateData = 251
 
 // Device is a device that connects its queue pairs itself.
 type Device interface {
 	rdma.Device
-	// Dial connects a queue pair in INIT to a listener, from the device's address; afterwards it is in RTS. An error leaves it in INIT, if
-	// the peer was not reached, or in ERR. A peer that rejects is a [*RejectError].
+	// Dial connects a queue pair in INIT to a listener, from the device's address. Afterwards the queue pair is in RTS. An error leaves it
+	// in INIT, if the peer was not reached, or in ERR; it is a [*RejectError] if the peer rejects.
 	Dial(ctx context.Context, qp rdma.QP, to netip.AddrPort, o Options) (Conn, error)
 	// Listen listens on an address of the device; port 0: any.
 	Listen(at netip.AddrPort) (Listener, error)
-	// Disconnect ends the connection of a queue pair in order, which goes to ERR: the peer's has EventDisconnected. Nothing is
-	// under way on it; what is may be lost.
+	// Disconnect ends the connection of a queue pair in order. The queue pair goes to ERR, and the peer's has EventDisconnected. Wait for
+	// the completion of all requests before: those that are under way may be lost.
 	Disconnect(qp rdma.QP) error
 	// AwaitEnd waits until the connection of a queue pair has ended, for whatever reason.
 	AwaitEnd(ctx context.Context, qp rdma.QP) error
 }
 
-// Options say how a connection is to be.
+// Options say how a connection is set up.
 type Options struct {
 	// PrivateData goes to the peer's program with the Request or Reply: at most MaxPrivateData bytes.
 	PrivateData []byte
@@ -39,7 +39,7 @@ type Options struct {
 	ReadsServed, ReadsAsked int
 }
 
-// Conn is what [Device.Dial] has to say of a connection.
+// Conn describes a connection that [Device.Dial] has made.
 type Conn struct {
 	PrivateData   []byte // of the Reply
 	Local, Remote netip.AddrPort
@@ -50,7 +50,7 @@ type Listener interface {
 	Addr() net.Addr
 	// Accept waits for the next request.
 	Accept(ctx context.Context) (Request, error)
-	// Close ends the listener. Requests that nobody has are rejected; those that were given away stay.
+	// Close ends the listener, and rejects the requests that Accept has not returned. The others stay.
 	Close() error
 }
 
@@ -59,13 +59,13 @@ type Request interface {
 	PrivateData() []byte
 	LocalAddr() net.Addr
 	RemoteAddr() net.Addr
-	// Accept connects a queue pair in INIT; afterwards it is in RTS. After an error the request is rejected.
+	// Accept connects a queue pair in INIT, which is in RTS afterwards. After an error the request is rejected.
 	Accept(ctx context.Context, qp rdma.QP, o Options) error
 	// Reject refuses the request, with private data for the peer's program.
 	Reject(privateData []byte) error
 }
 
-// RejectError says that the peer refused: its program, or its adapter, which MPA cannot tell.
+// RejectError says that the peer refused: its program, or its adapter; MPA does not tell which.
 type RejectError struct {
 	PrivateData []byte
 	Err         error

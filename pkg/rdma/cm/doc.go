@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cm says how queue pairs are connected on a device that opens connections of TCP itself: an iWARP adapter, whose
-// kernel or firmware has the socket from the first SYN on. No program sees a byte of the stream before RDMA; what peers tell each other
-// meanwhile is the private data of MPA's Request and Reply (RFC 5044 §7.1).
+// Package cm is the interface to connect queue pairs on a device that opens its TCP connections itself. Such a device is an iWARP adapter,
+// whose kernel or firmware has the socket from the first SYN on, so that no program can send a byte before RDMA. What the programs
+// tell each other during the set-up is the private data of MPA's Request and Reply (RFC 5044 §7.1).
 //
 //	c, err := dev.Dial(ctx, qp, to, cm.Options{PrivateData: hello})
 //
@@ -15,11 +15,12 @@
 //
 // # Who owns what
 //
-// A queue pair stays its user's, who takes it to INIT and posts receives before it is connected; closing it ends its
-// connection. A [Request] is to be accepted or rejected, once.
+// A queue pair belongs to its user, who takes it to INIT, and posts receives, before it is connected. To close it ends its
+// connection. Whoever gets a [Request] accepts or rejects it, once.
 //
 // # Limitations
 //
-// Connections of iWARP only. Whether an initiator sends a message of its own first, so that the responder may send at once
-// (RFC 6581 §9), is the adapter's setting: a responder whose protocol depends on it waits for a message of its peer.
+// Connections of iWARP only. An iWARP responder may not send before the initiator has. Whether an adapter that is the initiator sends
+// an empty message by itself, so that the responder can send at once (RFC 6581 §9), is a setting of the adapter that programs cannot
+// see. A protocol in which the responder speaks first lets the initiator's program send something before.
 package cm

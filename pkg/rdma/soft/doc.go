@@ -13,31 +13,36 @@
 //
 // # Who owns what
 //
-// A device has a receive goroutine for each of its receiving sockets, of which there are up to four
-// ([Config.Receivers]), and the kernel spreads queue pairs over them: see spread for how. It waits in the network
-// poller (in the midst of a stream it looks for more before that). There is one for timers, one for the link state and [Config.TooLarge], and one goroutine per open context
-// that delivers events. Each queue pair has an owner at every moment: a receiver, or
-// who posts and finds it free, and then transmits. Posting never blocks. Of a long response to a
-// READ, for which a peer asks with one packet, an owner sends a part; the timers' goroutine goes on, with
-// each queue pair by turns.
+// A device has these goroutines:
+//
+//   - one for each of its receiving sockets, of which there are up to four ([Config.Receivers]). It waits in
+//     the network poller; in the midst of a stream it polls its socket for more before it waits. The kernel
+//     spreads queue pairs over the sockets: see spread for how
+//   - one for timers
+//   - one for the link state and [Config.TooLarge]
+//   - one per open context, which delivers events
+//
+// Each queue pair has at most one owner at a time, who transmits: a receiver, or a poster that finds the queue pair
+// free. Posting never blocks. A peer asks for a long response to a READ with one packet: the owner sends only a
+// part of the response, and the timers' goroutine sends the rest, of all such queue pairs by turns.
 //
 // # What peers can guess
 //
-// RKeys and LKeys are 32 random bits, queue pair numbers 24, or 23 on a shared address;
-// none tells anything about another one, and one that is gone hardly ever comes again.
-// They are found in hash tables, without a lock. The address of a region is a random one
-// of its own too, and not that of its memory in the process.
+// RKeys and LKeys are 32 random bits, queue pair numbers 24, or 23 on a shared address.
+// None tells anything about another one, and one that was given back is hardly ever drawn again.
+// They are found in hash tables, without a lock. The address of a region is random,
+// too, and not that of its memory in the process.
 //
 // A packet reaches a queue pair only if its source address is that of the pair's peer;
 // [Device.Stats] counts the others. RoCEv2 authenticates nothing: who can send with the
 // peer's address, knows or guesses the queue pair number, and hits the next PSN, another
-// 24 bits, is the peer. He can end the queue pair with a request that makes no sense, and
-// it would be no better to drop that one and wait for another: with the same three numbers
-// he sends a request that does make sense, and the next one of the real peer, which has the
-// same PSN, counts as its repetition. So IBTA's rule stands, that such a request ends the
-// queue pair (9.7.4.1), and spoofed addresses are for the network to keep out. All other
-// PSNs do no harm, however many: old ones are acknowledged again, new ones asked for again
-// once, and answers to nothing that is outstanding are dropped.
+// 24 bits, is the peer. Such an attacker can end the queue pair with a request that makes no
+// sense. To drop that request and wait for another would be no better: with the same three
+// numbers he can send a request that does make sense, and then the real peer's next one, which
+// has the same PSN, counts as its repetition. So IBTA's rule stands that a request that makes no
+// sense ends the queue pair (9.7.4.1), and it is for the network to keep spoofed addresses
+// out. Packets with any other PSN do no harm, however many: old requests are acknowledged again,
+// a gap is reported once, and answers to nothing that is outstanding are dropped.
 //
 // # The wire
 //
@@ -77,24 +82,24 @@
 // Where rxe is not as IBTA says, and what that means here:
 //
 //   - It sends IPv6 packets with a UDP checksum of zero: the socket takes them.
-//   - Retry count 7 is without end: a peer that is gone is repeated to for ever. Our
-//     own 7 is seven.
+//   - It takes retry count 7 for endless: it repeats for ever to a peer that is gone. We
+//     repeat seven times.
 //   - An ACK that arrives when its timer has just expired does not stop the
-//     repetition. A queue pair that is closed as soon as the last message is there
-//     may leave rxe repeating that message: who closes should know that the peer is
+//     repetition. If we close a queue pair as soon as the last message is there,
+//     rxe may go on repeating that message: close only when the peer is known to be
 //     done.
-//   - It takes an ACK of a PSN that it has not sent yet for one of what it has. With
-//     a PSN below the one announced its WRITEs complete and have not been done. We
-//     drop such ACKs (IBTA 9.7.5.1), and the request fails.
+//   - It takes an ACK of a PSN that it has not sent yet for an ACK of what it has sent. If
+//     it begins with a PSN below the one that it announced, its WRITEs complete without
+//     having been done. We drop such ACKs (IBTA 9.7.5.1), and the request fails.
 //   - It says nothing to its program when a queue pair fails as a responder.
 //
 // # Limitations
 //
 // Traffic class, flow label and hop limit of a path are not used: a socket
-// serves many queue pairs. The UDP source port is one of eight of the device, by
-// the topmost bit and the lowest two of the destination's queue pair number: more ways than
-// that equal-cost routing does not find between two devices. A device with an address of IPv6 has one receiver. There is
-// no congestion control beyond the window of packets in flight. The IPv4
+// serves many queue pairs. The UDP source port is one of eight of the device, chosen by
+// the topmost bit and the lowest two of the destination's queue pair number, so equal-cost
+// routing finds at most eight ways between two devices. A device with an IPv6 address has
+// one receiver. There is no congestion control beyond the window of packets in flight. The IPv4
 // identification that the ICRC covers is not visible to a socket; see
 // [rocev2.ICRC] for what that means. Linux only.
 package soft

@@ -20,31 +20,31 @@ import (
 // ConnectOptions say how a connection is to be. The zero value asks for revision 2 of MPA,
 // CRCs, and a first message of the initiator, so that both sides may send at once.
 type ConnectOptions struct {
-	// PrivateData goes to the peer's program with the Request or Reply: at most
-	// [iwarp.PortablePrivateData] bytes for every peer. A Request may have twice as many, which Linux's
-	// siw answers by a reset; a Reply may not, unless [Config.LongReplies] says so.
+	// PrivateData goes to the peer's program with the Request or Reply. Every peer takes
+	// [iwarp.PortablePrivateData] bytes. A Request may have twice as many, but Linux's siw resets the
+	// connection then. A Reply may not, unless [Config.LongReplies] says so.
 	PrivateData []byte
-	// NoPeerToPeer has an initiator send no message of its own first (RFC 6581 §9): then a
-	// responder may not send before the initiator's program does.
+	// NoPeerToPeer has an initiator send no message by itself after start-up (RFC 6581 §9). The responder
+	// may then not send before the initiator's program does.
 	NoPeerToPeer bool
-	// NoCRC does without CRCs if the peer does so, too. What arrives then goes to its place
-	// without being checked but by TCP.
+	// NoCRC leaves out the CRCs if the peer wants to, too. What arrives is then checked only
+	// by TCP.
 	NoCRC bool
 	// ReadsServed and ReadsAsked are IRD and ORD: how many RDMA READs of the peer are served at
-	// a time, and how many may wait for the peer. Start-up fits them to the peer's, unless
-	// they are Exact: then it fails. Both 0 and not Exact: the default. Where none may wait, a READ
+	// a time, and how many of ours may wait for the peer. Start-up fits them to the peer's; with Exact it
+	// fails if they do not fit. If both are 0 without Exact they are the default. If none of ours may wait, a READ
 	// fails with [rdma.StatusLocalQP].
 	ReadsServed, ReadsAsked int
 	Exact                   bool
 	// Rev is the revision of MPA that an initiator asks for; 0: the second. [Device.Dial]
-	// tries the first by itself where a peer has only that.
+	// tries the first by itself if the peer has only that.
 	Rev uint8
-	// MaxULPDU is the longest ULPDU to be sent; 0: what fits TCP's segments. Peers in
+	// MaxULPDU is the length of the longest ULPDU to be sent, in bytes; 0: what fits a segment of TCP. Peers in
 	// software are faster with longer ones.
 	MaxULPDU int
-	// Streamed says that the peer has spoken another protocol on the connection before. Linux's siw
-	// cannot, and so nothing is done for its sake: an initiator's first message does not wait for 2 ms, and is not
-	// followed by others that say nothing, and a connection may end sooner than 50 ms after it began.
+	// Streamed says that the peer has spoken another protocol on the connection before, so that it cannot be
+	// Linux's siw. This device then leaves out what it does for siw's sake: an initiator waits for 2 ms with its first
+	// message and sends empty ones behind it, and a connection lasts at least 50 ms.
 	Streamed bool
 }
 
@@ -70,7 +70,7 @@ type ConnectReason uint8
 
 // Reasons.
 const (
-	Rejected    ConnectReason = iota + 1 // the peer refused: its program, or its provider, which MPA cannot tell
+	Rejected    ConnectReason = iota + 1 // the peer refused: its program, or its provider; MPA does not tell which
 	Refused                              // the peer closed the connection, or does not speak MPA as we do
 	Unreachable                          // TCP does not reach the peer
 	TimedOut                             // the context ended before the peer answered
@@ -89,8 +89,8 @@ type ConnectError struct {
 	Reason      ConnectReason
 	PrivateData []byte       // of a peer that rejected
 	Socket      *net.TCPConn // the caller's again; nil if [Device.Dial] has closed it
-	// Tainted says that the stream of Socket is not where it was: an answer may come late, or
-	// one of both has sent what is no MPA. Such a socket is good for nothing but to be closed.
+	// Tainted says that Socket can only be closed: the peer's answer may still arrive on it, or one of
+	// both has sent something that is not MPA.
 	Tainted bool
 	Err     error
 
@@ -107,12 +107,12 @@ func (e *ConnectError) Timeout() bool { return e.Reason == TimedOut }
 // Connect makes an RDMA connection of a connection of TCP: it sends the MPA Request, waits for
 // the Reply and returns the peer's private data. The queue pair is in INIT, and then in RTS.
 //
-// An error that is a [*ConnectError] says that it was tried in vain: the queue pair is still
-// in INIT, and the error has the socket, in place of c, which is closed. Another error says that
-// it was not tried: c and the queue pair are as before. But where the queue pair was closed or
-// modified meanwhile, the connection is gone with it.
+// A [*ConnectError] says that Connect has tried in vain: the queue pair is still in INIT, c is closed, and
+// the error has the socket in its place. Any other error says that Connect has not tried: c and
+// the queue pair are as before. The exception is a queue pair that was closed or modified
+// meanwhile: the connection is gone with it.
 //
-// A context without deadline waits for ever.
+// With a context without deadline Connect may wait for ever.
 func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, o ConnectOptions) ([]byte, error) {
 	q, err := d.find(r)
 	if err == nil {
@@ -213,9 +213,9 @@ func reasonOf(err error, timedOut bool) ConnectReason {
 	return Refused
 }
 
-// Dial opens a connection of TCP to an address, as in [net.Dial], and makes it one of RDMA. Errors
-// are those of [Device.Connect], without a socket. A peer that has the first revision of MPA
-// only is dialed a second time.
+// Dial opens a TCP connection to an address, as in [net.Dial], and makes an RDMA connection of it as
+// [Device.Connect] does. A [*ConnectError] has no socket. If the peer has only the first revision of
+// MPA, and Rev is 0, Dial dials a second time.
 func (d *Device) Dial(ctx context.Context, r rdma.QP, addr string, o ConnectOptions) ([]byte, error) {
 	data, err := d.dial(ctx, r, addr, o)
 	var e *ConnectError

@@ -24,8 +24,8 @@ type Config struct {
 	// one of IPv6 needs its zone: the interface, as in fe80::1%eth0.
 	Addr netip.Addr
 	// LongReplies allows Replies with more than [iwarp.PortablePrivateData] bytes of private data, up
-	// to what MPA has. Linux's siw asks for connections as any other peer does, and such a Reply
-	// stops its kernel: it is for who knows that no peer has siw.
+	// to what MPA has. Such a Reply stops the kernel of a peer with Linux's siw, and nothing in its
+	// Request tells that a peer has siw. So set LongReplies only if it is known that no peer has.
 	LongReplies bool
 }
 

@@ -62,9 +62,9 @@ func (d *Device) Dial(ctx context.Context, r rdma.QP, to Addr, o Options) (Terms
 	return t, nil
 }
 
-// Connect is Dial on a TCP connection that there is, to somebody who waits for a Connect Request on
-// it. c is closed for whoever has it, and the connection goes on without it; if there is no VI connection in
-// the end, it is closed, too. But after ErrState, ErrInvalid and ErrClosed c may be as it was.
+// Connect is [Device.Dial] over a TCP connection that is open already, and on which the other side waits for a Connect
+// Request. It closes c; the connection itself goes on under another descriptor. If there is no VI connection in the
+// end, the TCP connection is closed, too. After ErrState, ErrInvalid and ErrClosed c may be as it was.
 func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, discriminator string, o Options) (Terms, error) {
 	called, err := vitcp.NewDiscriminator(discriminator)
 	if err == nil {
@@ -80,10 +80,10 @@ func (d *Device) Connect(ctx context.Context, r rdma.QP, c *net.TCPConn, discrim
 	return t, nil
 }
 
-// DialPeer calls a program that calls this one, too, so that none of both is server (§4). Each names the other one by
-// address and discriminator, and itself by Options.Discriminator. Where the calls meet, that
-// of the higher address stands. For the rest it is as Dial, but that a program which does not
-// call yet is waited for.
+// DialPeer calls a program that calls this one, too, so that neither is a server (§4). Each names the other one by
+// address and discriminator, and itself by Options.Discriminator. If the calls meet, that
+// of the higher address stands. Otherwise DialPeer is as [Device.Dial], except that it waits for a program that does
+// not call yet.
 func (d *Device) DialPeer(ctx context.Context, r rdma.QP, to Addr, o Options) (Terms, error) {
 	at, called, err := to.parse(d)
 	var t Terms
@@ -103,7 +103,7 @@ func (d *Device) dialer(at netip.AddrPort) func(ctx context.Context) (*net.TCPCo
 	}
 }
 
-// once gives a connection that there is.
+// once returns a function that gives c under another descriptor, the first time that it is called.
 func once(c *net.TCPConn) func(context.Context) (*net.TCPConn, error) {
 	return func(context.Context) (*net.TCPConn, error) {
 		t, err := tcpqp.TakeOver(c) // which a second time is closed

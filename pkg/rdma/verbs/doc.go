@@ -17,9 +17,9 @@
 // # iWARP
 //
 // [OpenIWARP] opens a device that speaks iWARP, an RNIC or Linux' siw. It is a [cm.Device]: the kernel's rdma_cm connects its queue
-// pairs, with connections of TCP that the device makes itself; everything else is the same. /dev/infiniband/rdma_cm is written to as librdmacm
-// does; that library itself opens every device of the machine once more, and lets a connection be accepted only with a queue
-// pair of its own making.
+// pairs, over TCP connections that the device makes itself. Everything else is as with other devices. This package writes to
+// /dev/infiniband/rdma_cm as librdmacm does. It does not use that library, which opens every device of the machine once more, and
+// accepts a connection only with a queue pair that the library itself has made.
 //
 //	d, err := verbs.OpenIWARP(verbs.IWARPConfig{Name: "siw0", Addr: addr})
 //	...
@@ -27,16 +27,17 @@
 //
 // # Who owns what
 //
-// An iWARP device has one open file of rdma_cm for all its connections and listeners, and a goroutine for what that tells; each is an
-// ID of the kernel's, which goes with its queue pair, or its listener. Commands that may wait for a peer are given in a goroutine
-// of their own: a context ends the wait for it, and the kernel ends the attempt when it can.
-//
 // A device has a handle of its own for queries and a goroutine that follows the
-// port. A context is a context of libibverbs, with a goroutine for its events; a
+// port. A context is a context of libibverbs, with a goroutine for its events. A
 // completion queue has a completion channel and a goroutine that calls OnNotify's
-// function. They all wait in Go's network poller, none of them in C. What that
-// function asks for with Arm is done, in one call of C with all else, when it has
-// returned.
+// function. All these goroutines wait in Go's network poller, none of them in C. If
+// OnNotify's function calls Arm, the queue is armed when the function has returned, in
+// the same call of C as everything else.
+//
+// An iWARP device has, besides, one open file of rdma_cm for all its connections and listeners, and a goroutine for the events of that
+// file. The kernel has an ID for each connection and each listener; the ID is destroyed with the queue pair or the listener. Commands
+// that may wait for a peer run in goroutines of their own. The context of the caller ends only the caller's wait; the kernel
+// ends the attempt when it can.
 //
 // Posting and polling take the queue's lock, fill or read memory that belongs to
 // the queue and is not Go's, and call C once for a batch. C never keeps a pointer
@@ -46,10 +47,10 @@
 //
 // # What libibverbs does not do
 //
-// State is that of the last Modify until a completion, an event or State finds the
-// queue pair in ERR. The first completion with an error also makes the event
-// (EventQPFatal, EventPathDown), so a user that neither polls nor asks may not
-// learn of it.
+// libibverbs tells of no change to ERR. This package notices one by a completion, by an
+// event, or when State is called. The first completion with an error makes the event
+// (EventQPFatal, EventPathDown) as well, so a user that neither polls nor calls State may
+// not learn that the queue pair has failed.
 //
 // A queue pair that is closed leaves completions in the completion queue with some
 // drivers and takes them out with others. Here those that arrived before stay, as
@@ -57,28 +58,33 @@
 // number to another queue pair.
 //
 // A driver that cannot take a device away from its users waits until they close it,
-// and tells nobody. So the node of the device is looked at four times a second; when
-// it is gone, or the driver says so, all contexts end by themselves and only their
-// memory stays.
+// and tells nobody. So this package looks four times a second whether the node of the
+// device is still there. When the node is gone, or the driver says that the device is, all
+// contexts end by themselves, and only their memory stays.
 //
 // # Limitations
 //
 // RoCE and iWARP only: InfiniBand addresses by LID. One port
 // is one device. The MAC address of the peer is the kernel's business: it resolves
-// the GID in the transition to RTR, and waits for the answer up to a second; see
-// [rdma.PathResolver]. Of the devices in docs/rdma-devices.md rxe and siw are those that
-// tests run on.
+// the GID in the transition to RTR, and waits up to a second for the answer; see
+// [rdma.PathResolver]. Of the devices in docs/rdma-devices.md, tests run on rxe and siw.
 //
-// rdma_cm says that a connection has ended and not how: EventDisconnected may stand for a reset, too. An attempt to connect that was given up
-// stays the kernel's until TCP, or the peer, ends it; closing its queue pair waits for that.
+// rdma_cm says that a connection has ended, but not how: EventDisconnected may stand for a reset, too. An attempt to connect that
+// was given up stays in the kernel until TCP, or the peer, ends it, and closing its queue pair waits for that.
 //
-// Linux' siw knows memory by its address in the process, which peers learn; it asks for no right where it is read, wakes nobody for solicited
-// receives alone (so that Arm asks for all), tells nobody why a peer refused a request (DeviceAttr.RefusalsTold), and never connects a queue pair a second time.
-// What comes right behind its Reply it sees when more comes: who connects to it and waits for an answer to its first message sends
-// something again (pkg/sdp does). It sends no message of its own first, which the peer may wait for, unless it was built for that.
-//
-// A completion queue has all its room from the start, where the software device's
-// grows as it fills. Whether Resize can change it (ibv_resize_cq) depends on the driver: with
-// one that cannot, pkg/smcr makes queues with room for a link of each connection. An overrun ends
+// A completion queue has all its room from the start, while that of the software device
+// grows as it fills. Whether Resize can change it (ibv_resize_cq) depends on the driver; if
+// the driver cannot, pkg/smcr makes queues with room for a link of each connection. An overrun ends
 // every queue pair of the queue.
+//
+// Linux' siw is not as other devices:
+//
+//   - It addresses memory by its address in the process, which peers so learn.
+//   - A peer that reads memory needs no right to read.
+//   - It cannot wake for solicited receives alone, so that Arm asks for all.
+//   - It does not tell that a peer refused a request (DeviceAttr.RefusalsTold).
+//   - It never connects a queue pair a second time.
+//   - As the responder it may overlook what arrives right behind its Reply until more arrives. An initiator that waits for
+//     an answer to its first message has to send something again, as pkg/sdp does.
+//   - As the initiator it sends no message by itself, for which the peer may wait, unless it was built to do so.
 package verbs
