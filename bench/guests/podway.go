@@ -141,7 +141,7 @@ func parseRedis(out string, n int) (load.Result, error) {
 	}, nil
 }
 
-// Check asks the kernels of both pods, and both agents if the pods are theirs, whether all connections went the way that the path's name says.
+// Check asks the kernels of both pods, and their agents if they have some, whether all connections went the way that the path's name says.
 func (w *podWay) Check(_ context.Context, l load.Load, r load.Result) error {
 	least := uint64(max(l.Conns, 1))
 	if l.Kind == load.Setup {
@@ -153,7 +153,11 @@ func (w *podWay) Check(_ context.Context, l load.Load, r load.Result) error {
 		if err != nil {
 			return err
 		}
-		errs = append(errs, w.counted(counterOf{guest: i, pod: w.pod}, counts{kernel.State.KernelSMCR, kernel.State.KernelTCP}, w.by == byKernel, least))
+		byThis := uint64(0) // how many connections the pod's kernel must have carried
+		if w.by == byKernel {
+			byThis = least
+		}
+		errs = append(errs, w.counted(counterOf{guest: i, pod: w.pod}, counts{kernel.State.KernelSMCR, kernel.State.KernelTCP}, byThis))
 		if w.by != byAgents {
 			continue
 		}
@@ -162,23 +166,24 @@ func (w *podWay) Check(_ context.Context, l load.Load, r load.Result) error {
 			return err
 		}
 		agent := resp.State.Agent
-		if err := w.counted(counterOf{guest: i, agent: true}, counts{agent.SMCR, agent.TCP}, true, least); err != nil {
+		if err := w.counted(counterOf{guest: i, agent: true}, counts{agent.SMCR, agent.TCP}, least); err != nil {
 			errs = append(errs, fmt.Errorf("%w: %s", err, strings.Join(agent.Details, "; ")))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// counted notes what a counter has come to, and says whether it is of that many connections on SMC-R or more, if they are its own, and none otherwise.
-func (p *podPair) counted(c counterOf, now counts, own bool, least uint64) error {
+// counted notes the value of a counter. Since the last time it must have counted at least so many connections on SMC-R, or, if least is 0,
+// none at all, and no connection of TCP.
+func (p *podPair) counted(c counterOf, now counts, least uint64) error {
 	d := now.minus(p.seen[c])
 	p.seen[c] = now
 	switch {
 	case d.tcp > 0:
 		return fmt.Errorf("%d connections were TCP, says %s", d.tcp, c)
-	case own && d.smcr < least:
+	case d.smcr < least:
 		return fmt.Errorf("%d connections of %d or more were on SMC-R, says %s", d.smcr, least, c)
-	case !own && d.smcr > 0:
+	case least == 0 && d.smcr > 0:
 		return fmt.Errorf("%d connections were on SMC-R, says %s, of none", d.smcr, c)
 	}
 	return nil

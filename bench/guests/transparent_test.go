@@ -174,25 +174,24 @@ func TestCounted(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		now   counts
-		own   bool
 		least uint64
 		err   string
 	}{
-		{"as many", counts{smcr: 13, tcp: 2}, true, 3, ""},
-		{"more, as redis-benchmark has", counts{smcr: 14, tcp: 2}, true, 3, ""},
-		{"too few", counts{smcr: 12, tcp: 2}, true, 3, "2 connections of 3 or more were on SMC-R, says the kernel in pod kernel of g1"},
-		{"one on TCP", counts{smcr: 13, tcp: 3}, true, 3, "1 connections were TCP"},
-		{"none of another path", counts{smcr: 10, tcp: 2}, false, 3, ""},
-		{"one of another path", counts{smcr: 11, tcp: 2}, false, 3, "1 connections were on SMC-R, says the kernel in pod kernel of g1, of none"},
-		{"one of another path on TCP", counts{smcr: 10, tcp: 3}, false, 3, "1 connections were TCP"},
+		{"as many", counts{smcr: 13, tcp: 2}, 3, ""},
+		{"more, as redis-benchmark has", counts{smcr: 14, tcp: 2}, 3, ""},
+		{"too few", counts{smcr: 12, tcp: 2}, 3, "2 connections of 3 or more were on SMC-R, says the kernel in pod kernel of g1"},
+		{"one on TCP", counts{smcr: 13, tcp: 3}, 3, "1 connections were TCP"},
+		{"none of another path", counts{smcr: 10, tcp: 2}, 0, ""},
+		{"one of another path", counts{smcr: 11, tcp: 2}, 0, "1 connections were on SMC-R, says the kernel in pod kernel of g1, of none"},
+		{"one of another path on TCP", counts{smcr: 10, tcp: 3}, 0, "1 connections were TCP"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &podPair{seen: map[counterOf]counts{c: {smcr: 10, tcp: 2}}}
-			err := p.counted(c, tt.now, tt.own, tt.least)
+			err := p.counted(c, tt.now, tt.least)
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 				t.Errorf("error %v, want %q", err, tt.err)
 			}
-			if err := p.counted(c, tt.now, false, 0); err != nil {
+			if err := p.counted(c, tt.now, 0); err != nil {
 				t.Errorf("the next load is judged by the load before: %v", err)
 			}
 		})
