@@ -53,18 +53,11 @@ func (d *demo) up(ctx context.Context, cfg lab.Config, vfs int) error {
 }
 
 func build(ctx context.Context, l *lab.Lab) error {
-	for _, b := range []struct {
-		pkg string
-		opt lab.BuildOptions
-	}{
-		{"/test/vm/vf/driver", lab.BuildOptions{}},
-		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni"}},
-		{"/cmd/node-agent", lab.BuildOptions{CGO: true}},
-		{"/cmd/smcrctl", lab.BuildOptions{}},
-	} {
-		if _, err := l.Build(ctx, module+b.pkg, b.opt); err != nil {
-			return err
-		}
+	if _, err := l.Build(ctx, module+"/test/vm/vf/driver", lab.BuildOptions{}); err != nil {
+		return err
+	}
+	if err := l.BuildNode(ctx); err != nil {
+		return err
 	}
 	_, err := l.BuildCNIPlugins(ctx)
 	return err

@@ -68,17 +68,8 @@ func newSuite(t *testing.T) *suite {
 	if err := drive.Build(ctx, l); err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range []struct {
-		pkg string
-		opt lab.BuildOptions
-	}{
-		{"/cmd/node-agent", lab.BuildOptions{CGO: true}},
-		{"/cmd/smcrctl", lab.BuildOptions{}},
-		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni"}},
-	} {
-		if _, err := l.Build(ctx, module+b.pkg, b.opt); err != nil {
-			t.Fatal(err)
-		}
+	if err := l.BuildNode(ctx); err != nil {
+		t.Fatal(err)
 	}
 	s := &suite{}
 	for i := range s.nodes {

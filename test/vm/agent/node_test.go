@@ -32,9 +32,6 @@ const anew = 20 * time.Second
 // pollEvery is the pause between two looks.
 const pollEvery = 300 * time.Millisecond
 
-// module is this project.
-const module = "github.com/smcr-io/kube-smcr"
-
 // node is a guest that is a node of a cluster: with pods, and an agent.
 type node struct {
 	*lab.Guest

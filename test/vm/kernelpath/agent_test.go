@@ -220,17 +220,8 @@ type bed struct{ server, client *node }
 // build puts our programs into the guests.
 func build(t *testing.T, l *lab.Lab) {
 	t.Helper()
-	for _, b := range []struct {
-		pkg string
-		opt lab.BuildOptions
-	}{
-		{"/cmd/node-agent", lab.BuildOptions{CGO: true}},
-		{"/cmd/smcrctl", lab.BuildOptions{}},
-		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni"}},
-	} {
-		if _, err := l.Build(t.Context(), module+b.pkg, b.opt); err != nil {
-			t.Fatal(err)
-		}
+	if err := l.BuildNode(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -64,6 +64,24 @@ func (l *Lab) Build(ctx context.Context, pkg string, opt BuildOptions) (string, 
 	return "/host/bin/" + opt.Name, nil
 }
 
+// BuildNode builds what the product runs on a node: node-agent, smcrctl, and the CNI plugin under its name, smcr-cni.
+func (l *Lab) BuildNode(ctx context.Context) error {
+	const commands = "github.com/smcr-io/kube-smcr/cmd/"
+	for _, program := range []struct {
+		pkg string
+		opt BuildOptions
+	}{
+		{"node-agent", BuildOptions{CGO: true}},
+		{"smcrctl", BuildOptions{}},
+		{"cni-plugin", BuildOptions{Name: "smcr-cni"}},
+	} {
+		if _, err := l.Build(ctx, commands+program.pkg, program.opt); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // GuestBin is where guests have copies of the programs that were built for them.
 // Programs that start each other do so there: to start one from /host takes many
 // times as long.

@@ -63,14 +63,14 @@ func newSuite(t *testing.T) *suite {
 
 // build builds what the guests run.
 func build(ctx context.Context, l *lab.Lab) error {
+	if err := l.BuildNode(ctx); err != nil {
+		return err
+	}
 	for _, b := range []struct {
 		pkg string
 		opt lab.BuildOptions
 	}{
-		{"/cmd/node-agent", lab.BuildOptions{CGO: true}},
-		{"/cmd/smcrctl", lab.BuildOptions{}},
 		{"/test/vm/vf/driver", lab.BuildOptions{}},
-		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni"}},
 		{"/cmd/cni-plugin", lab.BuildOptions{Name: "smcr-cni-crash", Tags: []string{"smcrcrash"}}},
 	} {
 		if _, err := l.Build(ctx, module+b.pkg, b.opt); err != nil {
