@@ -147,7 +147,8 @@ type worker struct {
 	stderr io.Reader
 }
 
-// startOnSIW starts guests with siw, whose module has parameters, and a worker in each, with an environment; it opens there what an operation says.
+// startOnSIW starts the guests, loads siw with module parameters, and starts a worker in each guest, with an environment. The worker
+// opens the device by the operation open.
 func (p *pair) startOnSIW(ctx context.Context, open operation, parameters []string, env ...string) error {
 	if err := p.up(ctx); err != nil {
 		return err

@@ -3,8 +3,24 @@
 // Bench-vm compares SMC-R on RDMA devices of the kernel with what else can use
 // them, in two guests with soft RoCE (rxe): make bench-vm.
 //
-// Every measurement is made over all paths in turn, round after round, and what
-// counts are the ratios within a round: see package engine. The paths are:
+// Every measurement is made over all paths of its group in turn, round after round, and
+// what counts are the ratios within a round: see package engine. The groups are
+// those of -groups:
+//
+//	smcr         SMC-R on soft RoCE against other uses of the same device
+//	iwarp        software iWARP in user space (pkg/rdma/softiwarp) against siw, that of the kernel, and
+//	             TCP: WRITEs, READs and round trips by the same code (bench/iwarpload), with and
+//	             without CRCs, which both compute by tables there
+//	sdp-siw      the Sockets Direct Protocol (pkg/sdp) on siw against TCP: what a program of the node
+//	             would gain where siw, or an RNIC in its place, is the only RDMA device
+//	sdp-roce     SDP on soft RoCE (pkg/sdp over pkg/rdma/verbs), by messages and from Buffer to Buffer,
+//	             against raw READs (ib_read_bw), rsockets and TCP
+//	transparent  unmodified programs in pods, on all ways that need no change of them
+//	receivers    how much more a node receives for its pods with two processors, and with two receiving
+//	             sockets (soft.Config.Receivers): smcr.Conn over the software device, from this machine
+//	             to a guest of its own, which is so much slower that it is the limit
+//
+// The paths of group smcr are:
 //
 //	RDMA WRITE    ib_write_lat and ib_write_bw of perftest, and cmtime for
 //	              connections: what the device gives to a program of its own.
@@ -17,33 +33,19 @@
 // smcr.Conn, the kernel's SMC-R and TCP run the same load (bench/load). That
 // the kernel's connections were SMC-R is proved by its own counters.
 //
-// Group iwarp (-groups iwarp) compares software iWARP in user space (pkg/rdma/softiwarp) with that of
-// the kernel, siw, and with TCP: WRITEs, READs and round trips by the same code (bench/iwarpload), with
-// and without CRCs, which both compute by tables there.
-//
-// Group sdp-siw (-groups sdp-siw) compares the Sockets Direct Protocol (pkg/sdp) on siw with TCP between the same guests: what a program of
-// the node would gain by it where siw, or an RNIC in its place, is the only RDMA device.
-//
-// Group sdp-roce (-groups sdp-roce) compares SDP (pkg/sdp over pkg/rdma/verbs), by messages and from Buffer to Buffer, with raw READs
-// (ib_read_bw), rsockets and TCP.
-//
-// Group transparent (-groups transparent) compares what unmodified programs of pods get, without SMC-R in them. A pod is a network namespace with a
-// macvlan child of the interface of the guest's soft RoCE, and its programs have no rights:
+// In group transparent a pod is a network namespace with a macvlan child of the interface of the guest's soft RoCE,
+// and its programs have no rights. The paths are:
 //
 //	TCP              pods that nobody attached
 //	kernel datapath  pods of agents with datapath Kernel: sockets of TCP are the kernel's SMC-R
 //	2 agents         pods of agents that carry their connections, SMC-R on soft RoCE in user space
 //	AF_SMC           programs that open AF_SMC, in pods that nobody attached
 //	1 relay          nginx's stream module in the server's pod
-//	2 relays         and one in the client's pod, as sidecars are
+//	2 relays         another one in the client's pod besides, as sidecars are
 //
 // The same load runs over all of them, and redis-benchmark to redis over all but AF_SMC. After each measurement the counters of
-// both kernels in the pods, and those of both agents if the pods are theirs, have to say that all connections went the way that the
-// path's name says. SMC's buffers are as long in all of them; TCP's are the kernel's.
-//
-// Group receivers (-groups receivers) has smcr.Conn over the software device, from this machine to a guest, which is so much slower that it is
-// what limits: how much more a node receives for its pods with two processors, and with two receiving sockets (soft.Config.Receivers). These
-// guests are its own.
+// both kernels in the pods, and those of the agents if the pods have some, must say that all connections went the way that the
+// path's name says. The buffers of SMC are equally long on all paths; those of TCP are the kernel's.
 //
 // # Who owns what
 //
@@ -52,12 +54,12 @@
 //
 // # Limitations
 //
-// The guests have one processor each, but for two of group receivers, and it is emulated (TCG): absolute figures
-// mean nothing, and those who need many system calls or atomic instructions pay
-// more for them than on a real processor. What a tool needs to start, as far as
-// processor time goes, is measured beforehand and taken off; the tools' round
-// trips are medians (ib_write_lat) or means (rstream). haproxy does not run in the guests: it needs CMPXCHG16B, which
-// they do not have (see package lab), so nginx is the relay.
+// The guests have one processor each, except two guests of group receivers, and it is emulated (TCG). Absolute
+// figures mean nothing, and paths with many system calls or atomic instructions pay
+// more for them than on a real processor. The processor time that a tool takes to
+// start is measured beforehand and subtracted. The tools' round trips are medians
+// (ib_write_lat) or means (rstream). The relay is nginx, because haproxy needs CMPXCHG16B, which the guests do
+// not have (see package lab).
 package main
 
 import (

@@ -23,7 +23,7 @@ type Way byte
 const (
 	Bcopy Way = 'b' // by Write and Read
 	Read  Way = 'r' // from Buffer to Buffer: each read is for a whole message, which the server's device fetches
-	Write Way = 'w' // from Buffer to Buffer: the server's Buffers wait for whatever comes, and the client's device fills them, one after the other
+	Write Way = 'w' // from Buffer to Buffer: the server advertises its Buffers, and the client's device writes into them in turn
 )
 
 const (

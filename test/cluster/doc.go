@@ -10,7 +10,8 @@
 // One cluster serves all scenarios. They run in the order of the table in
 // cluster_test.go, each in a Kubernetes namespace of its own, and each leaves
 // the cluster as it found it, so that any of them can run alone. The last two
-// uninstall; uninstall also installs, with the commands that README.md has for its readers. Assertions are about what users see: kubectl get, annotations,
+// uninstall the product; the scenario uninstall also installs it, with the commands
+// of README.md. Assertions are about what users see: kubectl get, annotations,
 // events, kubectl smcr, and whether their connections work.
 //
 // When a scenario fails, the state of the cluster is in its output, and the logs
@@ -19,6 +20,6 @@
 // # Limitations
 //
 // It needs root, the programs of a cluster (make cluster-tools) and a core or
-// two. It waits half of the time, so guests or other tests may run beside it; with a
-// dozen programs that compute it takes twice as long, and still passes.
+// two. The tests wait half of the time, so guests or other tests may run beside them. Beside a
+// dozen programs that compute they take twice as long, and still pass.
 package cluster

@@ -17,14 +17,18 @@ import (
 const (
 	// suiteTimeout bounds the run of a test in the guest, such as the conformance suite. On a busy machine some took three minutes.
 	suiteTimeout = 8 * time.Minute
-	// softAddr is that of the software device in the guest.
+	// softAddr is the address of the software device in the guest.
 	softAddr = "10.0.0.50"
 )
 
-// left are the cases that are left out, for what siw does: it lets peers read what is not to be read (TestSIW_rights); it knows memory by its address
-// in the process, which is the same in all domains; it never connects a queue pair a second time; and it does what is posted in the call that posts
-// it, so that no queue is full. leftTo are those that are left out where it is asked by another one, whom it does not tell of every READ that it
-// refuses.
+// left are the cases of the suite that siw cannot pass:
+//
+//	Permissions, PartOfRegionRights        siw lets peers read memory without the right to read (TestSIW_rights)
+//	AddressesTellNothing, DomainIsolation  an address of memory is that in the process, the same in all domains
+//	ResetAndReconnect                      siw never connects a queue pair a second time
+//	QueueFull                              posting carries a request out at once, so no queue is ever full
+//
+// leftTo is a case that siw cannot pass when softiwarp is the requester: siw does not tell a peer of every READ that it refuses.
 const (
 	left   = "Permissions|PartOfRegionRights|AddressesTellNothing|DomainIsolation|ResetAndReconnect|QueueFull"
 	leftTo = "WrongKeys"
@@ -37,13 +41,13 @@ func (b *bed) testSuite(t *testing.T) {
 	b.inGuest(t, "TestSIW_conformance", "^TestSIW_conformance$/^("+left+")$|^TestSIW_conformance$/^("+leftTo+")$/^softToSIW$", 4*cases-16+1, sendsFirst)
 }
 
-// testRights runs what siw and softiwarp let each other do with memory.
+// testRights checks in the guest what siw and softiwarp let each other do with memory.
 func (b *bed) testRights(t *testing.T) {
 	const cases = 8
 	b.inGuest(t, "TestSIW_rights", "", 1+3*cases, sendsFirst)
 }
 
-// testPrivateData runs what programs say to each other while they connect, and what becomes of those who get no answer.
+// testPrivateData runs the tests of what programs tell each other while they connect, and of connections that get no answer.
 func (b *bed) testPrivateData(t *testing.T) {
 	const directions, ways, more = 3, 3 + 2, 5
 	b.inGuest(t, "TestSIW_connect", "", 1+directions*(1+ways)+more, sendsFirst)
@@ -58,8 +62,8 @@ func (b *bed) testSDP(t *testing.T) {
 // sendsFirst has siw, where it connects, send a message of its own first, so that either side may send at once.
 var sendsFirst = settings{"peer_to_peer": "1"}
 
-// inGuest runs a test of pkg/rdma/verbs in the guest, without some of its parts: at least so many
-// tests are to pass. What is parallel waits most of the time, and does so beside the others though there is one processor.
+// inGuest runs a test of pkg/rdma/verbs in the guest, except its parts that match skip. At least so many tests, parts included, must
+// pass. 32 run in parallel on the one processor, because most of them wait most of the time.
 func (b *bed) inGuest(t *testing.T, test, skip string, least int, siw settings) {
 	t.Helper()
 	program, err := b.lab.Build(t.Context(), "github.com/smcr-io/kube-smcr/pkg/rdma/verbs", lab.BuildOptions{CGO: true, Test: true})
