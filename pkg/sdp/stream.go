@@ -250,18 +250,14 @@ func (c *Conn) WriteTo(w io.Writer) (got int64, err error) {
 	}
 	for i := 0; ; i = 1 - i {
 		if under[i] != nil {
-			n, _, err := c.finishRead(under[i]) // if it has nothing, it begins anew behind the other one
+			n, _, err := c.finishRead(under[i]) // a read that has got nothing begins anew, behind the other one
 			under[i] = nil
-			if n > 0 {
-				k, werr := w.Write(bufs[i].Bytes()[:n])
-				if werr == nil && k < n {
-					werr = io.ErrShortWrite
-				}
-				if got += int64(k); werr != nil {
-					return got, werr
-				}
-			}
 			switch {
+			case n > 0: // then there is no error
+				k, err := writeAll(w, bufs[i].Bytes()[:n])
+				if got += int64(k); err != nil {
+					return got, err
+				}
 			case errors.Is(err, io.EOF):
 				return got, nil
 			case err != nil:
@@ -284,6 +280,15 @@ func (c *Conn) WriteTo(w io.Writer) (got int64, err error) {
 			return got, c.opError("read", err)
 		}
 	}
+}
+
+// writeAll is w.Write, but never without an error for less than p.
+func writeAll(w io.Writer, p []byte) (int, error) {
+	n, err := w.Write(p)
+	if err == nil && n < len(p) {
+		err = io.ErrShortWrite
+	}
+	return n, err
 }
 
 // dropRead ends a read that was started, if there is one, and forgets what it got.

@@ -160,27 +160,39 @@ func (c *Conn) move(m *bsdh.Message) {
 	c.unlock()
 }
 
+// goTo ends the present TCP connection and queue pair, and sets the next ones up. m says in which part: SuspComm of the peer asks us to
+// connect to its port, SuspCommAck says that the peer will connect to ours.
 func (c *Conn) goTo(ctx context.Context, m *bsdh.Message) error {
 	c.endLink(ctx)
-	if m.MID != bsdh.SuspCommAck {
-		tcp, err := c.comeBack(ctx, m.Port)
-		if err != nil {
-			return fmt.Errorf("connect to where the peer has moved: %w", err)
-		}
-		l, err := c.reopen(ctx, tcp)
-		if err != nil {
-			return err
-		}
-		c.lock()
-		err = c.m.Resume(time.Now())
-		c.run()
-		hello := c.greeting
-		c.unlock()
-		if err != nil {
-			return err // the machine has ended
-		}
-		return l.connect(ctx, &c.ep, hello.Append(nil, c.stack.cfg.Layout))
+	if m.MID == bsdh.SuspCommAck {
+		return c.takeBack(ctx)
 	}
+	return c.follow(ctx, m.Port)
+}
+
+// follow connects to the port at which the peer waits, as the connecting peer.
+func (c *Conn) follow(ctx context.Context, port uint16) error {
+	tcp, err := c.comeBack(ctx, port)
+	if err != nil {
+		return fmt.Errorf("connect to where the peer has moved: %w", err)
+	}
+	l, err := c.reopen(ctx, tcp)
+	if err != nil {
+		return err
+	}
+	c.lock()
+	err = c.m.Resume(time.Now())
+	c.run()
+	hello := c.greeting
+	c.unlock()
+	if err != nil {
+		return err // the machine has ended
+	}
+	return l.connect(ctx, &c.ep, hello.Append(nil, c.stack.cfg.Layout))
+}
+
+// takeBack waits for the peer at the listener of our suspension, and goes on as the accepting peer.
+func (c *Conn) takeBack(ctx context.Context) error {
 	c.lock()
 	p := c.moves.own
 	c.unlock()
