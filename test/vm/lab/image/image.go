@@ -30,16 +30,6 @@ type Files struct {
 // ErrNotBuilt says that nobody has built the image of this checkout yet.
 var ErrNotBuilt = errors.New("the guests' image is not built; run: make vm-image")
 
-// Built returns the image with a kernel if it is there, and an error that wraps [ErrNotBuilt]
-// if Get would have to build it.
-func Built(kernel Kernel) (Files, error) {
-	dir, err := locate(kernel)
-	if err != nil {
-		return Files{}, err
-	}
-	return files(dir)
-}
-
 // Get returns the image with a kernel and builds it if it is not there. It writes to progress
 // what it builds.
 func Get(ctx context.Context, kernel Kernel, progress io.Writer) (Files, error) {
@@ -74,6 +64,7 @@ func get[T any](ctx context.Context, dir, what string, progress io.Writer, look 
 	return look(dir)
 }
 
+// files returns the files of the image in a directory; an error that wraps [ErrNotBuilt] says that one is not there.
 func files(dir string) (Files, error) {
 	f := Files{Kernel: filepath.Join(dir, "vmlinux"), Modules: filepath.Join(dir, "modules.cpio"), Disk: filepath.Join(dir, "disk.ext4")}
 	for _, name := range []string{f.Kernel, f.Modules, f.Disk} {

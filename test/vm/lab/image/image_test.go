@@ -47,14 +47,14 @@ func TestCutSignature(t *testing.T) {
 func TestGet_withoutMirror(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv(clustertools.CacheEnv, cache)
-	if _, err := Built(SMC); !errors.Is(err, ErrNotBuilt) {
+	if _, err := files(cache); !errors.Is(err, ErrNotBuilt) {
 		t.Errorf("an empty cache: %v", err)
-	}
-	if _, err := Built("6.1.0"); err == nil || errors.Is(err, ErrNotBuilt) {
-		t.Errorf("a kernel that nobody knows: %v", err)
 	}
 	t.Setenv("PATH", t.TempDir()) // no program is found
 	var progress bytes.Buffer
+	if _, err := Get(t.Context(), "6.1.0", &progress); err == nil || !strings.Contains(err.Error(), `no kernel "6.1.0"`) {
+		t.Errorf("a kernel that nobody knows: %v", err)
+	}
 	if _, err := Get(t.Context(), SMC, &progress); err == nil || !strings.Contains(err.Error(), "build the guests' image") {
 		t.Errorf("without programs: %v", err)
 	}
