@@ -196,10 +196,13 @@ func writeSource(w *tar.Writer, header *tar.Header, source string) error {
 	return err
 }
 
-// writeLayout writes the archive that is an image layout.
-func writeLayout(to io.Writer, img Image, layerDigest string, layerSize int64, layer io.Reader) error {
+// documents are the parts of an image layout that describe the image.
+type documents struct{ config, manifest, index []byte }
+
+// documentsOf makes the documents of an image with one layer.
+func documentsOf(img Image, layerDigest string, layerSize int64) (d documents, err error) {
 	p := &platform{Architecture: runtime.GOARCH, OS: "linux"}
-	config, err := json.Marshal(map[string]any{
+	d.config, err = json.Marshal(map[string]any{
 		"architecture": p.Architecture,
 		"os":           p.OS,
 		"created":      epoch.Format(time.RFC3339),
@@ -214,29 +217,35 @@ func writeLayout(to io.Writer, img Image, layerDigest string, layerSize int64, l
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + layerDigest}},
 	})
 	if err != nil {
-		return err
+		return d, err
 	}
-	manifest, err := json.Marshal(map[string]any{
+	d.manifest, err = json.Marshal(map[string]any{
 		"schemaVersion": 2,
 		"mediaType":     manifestType,
-		"config":        descriptor{MediaType: configType, Digest: digestOf(config), Size: int64(len(config))},
+		"config":        descriptor{MediaType: configType, Digest: digestOf(d.config), Size: int64(len(d.config))},
 		"layers":        []descriptor{{MediaType: layerType, Digest: "sha256:" + layerDigest, Size: layerSize}},
 	})
 	if err != nil {
-		return err
+		return d, err
 	}
 	_, tag, _ := strings.Cut(img.Ref[strings.LastIndexByte(img.Ref, '/')+1:], ":")
-	index, err := json.Marshal(map[string]any{
+	d.index, err = json.Marshal(map[string]any{
 		"schemaVersion": 2,
 		"mediaType":     indexType,
 		"manifests": []descriptor{{
-			MediaType: manifestType, Digest: digestOf(manifest), Size: int64(len(manifest)), Platform: p,
+			MediaType: manifestType, Digest: digestOf(d.manifest), Size: int64(len(d.manifest)), Platform: p,
 			Annotations: map[string]string{
 				refKey:                              img.Ref,
 				"org.opencontainers.image.ref.name": tag,
 			},
 		}},
 	})
+	return d, err
+}
+
+// writeLayout writes the archive that is an image layout.
+func writeLayout(to io.Writer, img Image, layerDigest string, layerSize int64, layer io.Reader) error {
+	d, err := documentsOf(img, layerDigest, layerSize)
 	if err != nil {
 		return err
 	}
@@ -249,27 +258,30 @@ func writeLayout(to io.Writer, img Image, layerDigest string, layerSize int64, l
 	}
 	for _, f := range []struct {
 		name string
-		size int64
-		from io.Reader
+		text []byte
 	}{
-		{"oci-layout", 0, strings.NewReader(`{"imageLayoutVersion":"1.0.0"}`)},
-		{indexFile, int64(len(index)), bytes.NewReader(index)},
-		{blob(digestOf(manifest)), int64(len(manifest)), bytes.NewReader(manifest)},
-		{blob(digestOf(config)), int64(len(config)), bytes.NewReader(config)},
-		{blob(layerDigest), layerSize, layer},
+		{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)},
+		{indexFile, d.index},
+		{blob(digestOf(d.manifest)), d.manifest},
+		{blob(digestOf(d.config)), d.config},
 	} {
-		if r, ok := f.from.(*strings.Reader); ok {
-			f.size = r.Size()
-		}
-		header := &tar.Header{Name: f.name, Typeflag: tar.TypeReg, Mode: 0o644, Size: f.size, ModTime: epoch}
-		if err := w.WriteHeader(header); err != nil {
-			return err
-		}
-		if _, err := io.Copy(w, f.from); err != nil {
+		if err := writePart(w, f.name, int64(len(f.text)), bytes.NewReader(f.text)); err != nil {
 			return err
 		}
 	}
+	if err := writePart(w, blob(layerDigest), layerSize, layer); err != nil {
+		return err
+	}
 	return w.Close()
+}
+
+// writePart writes a file of an image layout.
+func writePart(w *tar.Writer, name string, size int64, from io.Reader) error {
+	if err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: size, ModTime: epoch}); err != nil {
+		return err
+	}
+	_, err := io.Copy(w, from)
+	return err
 }
 
 func digestOf(b []byte) string {
