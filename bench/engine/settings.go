@@ -33,8 +33,9 @@ func (s *Settings) Define(f *flag.FlagSet, duration time.Duration, profiled stri
 	return f.String("o", "table", "output: table or json")
 }
 
-// Check says whether the flags can be met; limits are what the program's own flags
-// may be, and met whether they are.
+// Check takes the output that -o names, and says whether the flags can be met; the number of arguments behind them must
+// be 0. limits is what the error says of the limits of the program's own flags, ", -rnics from 1 to 8" for example, and met
+// whether these are met.
 func (s *Settings) Check(output string, arguments int, limits string, met bool) error {
 	switch output {
 	case "table":

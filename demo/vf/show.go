@@ -133,9 +133,33 @@ func (s *story) nodes(ctx context.Context) error {
 	return nil
 }
 
+// wire gives the pods their VFs, and shows how they are wired and what the agents make of them.
 func (s *story) wire(ctx context.Context) error {
 	s.Say("The network, as in a NetworkAttachmentDefinition; Multus adds the deviceID:\n\n%s\n", fmt.Sprintf(plugin, 1))
-	err := s.each(func(i int, g *lab.Guest) error {
+	if err := s.addVFs(ctx); err != nil {
+		return err
+	}
+	for i := range s.lab.Guests() {
+		g := s.lab.Guest(i)
+		out, err := s.see(ctx, i, "ip link show pf0 | grep 'vf 0'; ip -n "+pod+" -br address | grep net")
+		if err != nil {
+			return err
+		}
+		s.Check(g.Name()+"'s VF is in the VLAN, and trusted", strings.Contains(out, "vlan 100") && strings.Contains(out, "trust on"), "the PF says so")
+		child := strings.Contains(out, "net1@")
+		if kernels[i] == image.NetNS {
+			s.Check("the VF itself is in g0's pod", !child, "its soft RoCE was made again there")
+		} else {
+			s.Check("g1's pod has an ipvlan child", child, "the VF stays in the host, where soft RoCE works with this kernel")
+		}
+	}
+	s.awaitServed(ctx)
+	return nil
+}
+
+// addVFs gives the pods their VFs by calls of ADD.
+func (s *story) addVFs(ctx context.Context) error {
+	return s.each(func(i int, g *lab.Guest) error {
 		for n := range s.vfs[i] {
 			pf := g.PF(n)
 			out, err := g.Shell(ctx, "basename $(readlink /sys/class/net/"+pf+"/device/virtfn0)")
@@ -156,23 +180,10 @@ func (s *story) wire(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return err
-	}
-	for i := range s.lab.Guests() {
-		g := s.lab.Guest(i)
-		out, err := s.see(ctx, i, "ip link show pf0 | grep 'vf 0'; ip -n "+pod+" -br address | grep net")
-		if err != nil {
-			return err
-		}
-		s.Check(g.Name()+"'s VF is in the VLAN, and trusted", strings.Contains(out, "vlan 100") && strings.Contains(out, "trust on"), "the PF says so")
-		child := strings.Contains(out, "net1@")
-		if kernels[i] == image.NetNS {
-			s.Check("the VF itself is in g0's pod", !child, "its soft RoCE was made again there")
-		} else {
-			s.Check("g1's pod has an ipvlan child", child, "the VF stays in the host, where soft RoCE works with this kernel")
-		}
-	}
+}
+
+// awaitServed checks that each agent serves its pod on the pod's VFs.
+func (s *story) awaitServed(ctx context.Context) {
 	for i := range s.lab.Guests() {
 		g := s.lab.Guest(i)
 		s.eventually(ctx, "the agent of "+g.Name()+" serves the pod on its VFs, and on nothing else", func() (string, error) {
@@ -194,7 +205,6 @@ func (s *story) wire(ctx context.Context) error {
 			return strings.Join(used, ", "), err
 		})
 	}
-	return nil
 }
 
 func (s *story) traffic(ctx context.Context) error {
