@@ -64,7 +64,7 @@ func (e *Engine) Run(ctx context.Context, w io.Writer, groups ...Group) error {
 }
 
 // Value notes a figure that is taken by other means than rounds; less is better. The
-// targets are those of the path.
+// targets are targets of the path.
 func (e *Engine) Value(group, name, unit, base, path string, value float64, targets ...report.Target) {
 	var c *report.Case
 	for _, o := range e.Report.Cases {

@@ -99,7 +99,7 @@ func (p *pair) start(ctx context.Context, guest int, program string) (*worker, e
 	return w, err
 }
 
-// ports are those of the servers in the worker.
+// ports are the ports of the servers in the worker.
 var ports = map[stack]uint16{stackTCP: 7001, stackEngine: 7002, stackKernel: 7003}
 
 func (p *pair) addr(port uint16) string {

@@ -51,7 +51,7 @@ type iwarpForm struct {
 	MaxULPDU int         `json:"maxULPDU,omitempty"` // of softiwarp; 0: what fits TCP's segments, as of siw
 }
 
-// iwarpJobs are those of the group.
+// iwarpJobs are the jobs of group iwarp.
 func (s *settings) iwarpJobs() []engine.Job {
 	const group = "two guests, software iWARP"
 	pairs := [][2]string{

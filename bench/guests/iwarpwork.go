@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// crcParameter is that of siw by which it asks for CRCs.
+	// crcParameter is the module parameter by which siw asks for CRCs.
 	crcParameter = "mpa_crc_required"
 	// connectLimit bounds start-up.
 	connectLimit = 10 * time.Second

@@ -64,14 +64,14 @@ func (p *pair) paths(seen state) []engine.Path {
 	return p.wanted(all)
 }
 
-// rsockets are those of librdmacm.
+// rsockets is the path of librdmacm's rsockets.
 func (p *pair) rsockets() engine.Path {
 	return engine.Path{Name: pathRsockets, Peers: p.tools(p.rstream), Tool: true, Can: func(l load.Load) bool {
 		return l.Kind != load.Setup && l.Conns*l.SizeBytes <= rstreamBytes
 	}}
 }
 
-// wanted are those that are asked for.
+// wanted returns those of all paths that -paths asks for.
 func (p *pair) wanted(all []engine.Path) []engine.Path {
 	for i := range all {
 		// On an emulated processor even a request to a worker has one.
@@ -113,7 +113,7 @@ func (w *way) Run(_ context.Context, l load.Load) (load.Result, error) {
 	return r.Result, err
 }
 
-// port is that of the stack's server.
+// port returns the port of the stack's server.
 func (w *way) port() uint16 {
 	if p, ok := sdpPorts[w.stack]; ok {
 		return p

@@ -27,16 +27,16 @@ const (
 	pathTwoTwoRecvs = "2 processors 2 receivers"
 )
 
-// ofOneProcessor is what a node that receives has to reach with two processors of what it has with one.
+// ofOneProcessor is how many times as much a node has to receive with two processors as with one.
 const ofOneProcessor = 1.2
 
 // ceilingPods is the number of pods of each node. Each has a queue pair to its own peer.
 const ceilingPods = 8
 
-// ceilingPort is that of the first pod's server.
+// ceilingPort is the port of the first pod's server.
 const ceilingPort = 7100
 
-// ceilingJobs are those of the group.
+// ceilingJobs are the jobs of group receivers.
 func (s *settings) ceilingJobs() []engine.Job {
 	const group = "a guest that receives for 8 pods"
 	figure := func(name, unit string, of engine.Metric) []engine.Figure {

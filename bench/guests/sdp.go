@@ -25,13 +25,13 @@ const (
 	stackSDPBuffers stack = "sdp buffers"
 )
 
-// sdpPorts are those of the servers in the worker.
+// sdpPorts are the ports of the servers in the worker.
 var sdpPorts = map[stack]uint16{stackTCP: 7001, stackSDP: 7006, stackSDPBuffers: 7007}
 
 // sdpOfTCP is what SDP has to reach of TCP to be of use where a program could have TCP.
 const sdpOfTCP = 1.0
 
-// sdpJobs are those of the group.
+// sdpJobs are the jobs of group sdp-siw.
 func (s *settings) sdpJobs() []engine.Job {
 	const group = "two guests, SDP on siw"
 	streams := s.Streams(group, "", pathTCP, []int{64 << 10, 1 << 20}, engine.Throughput{

@@ -23,10 +23,10 @@ const (
 // ofRead is what Zcopy has to reach of the throughput of raw READs of the same size.
 const ofRead = 0.9
 
-// portRoCE is that of the server of SDP in the worker.
+// portRoCE is the port of the SDP server in the worker.
 const portRoCE = 7008
 
-// roceJobs are those of the group.
+// roceJobs are the jobs of group sdp-roce.
 func (s *settings) roceJobs() []engine.Job {
 	const group = "two guests, SDP over RoCE"
 	jobs := []engine.Job{s.RoundTrip(group, "", pathRsockets)}

@@ -37,7 +37,7 @@ const (
 // redisGets is a load that redis-benchmark makes, and not package load.
 const redisGets load.Kind = 'r'
 
-// transparentJobs are those of the group.
+// transparentJobs are the jobs of group transparent.
 func (s *settings) transparentJobs() []engine.Job {
 	const group = "two guests, unmodified programs in pods"
 	ofAgents := func(limit float64) report.Target {
@@ -168,7 +168,7 @@ func (p *podPair) build(ctx context.Context) error {
 // workerName is the name of this program in the guests.
 const workerName = "bench-guests"
 
-// podPaths are those of the group.
+// podPaths are the paths of group transparent.
 func (p *podPair) podPaths() []engine.Path {
 	noRedis := func(l load.Load) bool { return l.Kind != redisGets }
 	server := plainPod.addr(0)

@@ -89,7 +89,7 @@ type state struct {
 	KernelTCP  uint64 `json:"kernelTCP"`
 	// GIDIndex is of the device that the engine uses.
 	GIDIndex int `json:"gidIndex"`
-	// Receivers are those of the software device.
+	// Receivers is how many receivers the software device has.
 	Receivers int `json:"receivers,omitempty"`
 	// Agent is what an agent says.
 	Agent agentState `json:"agent,omitzero"`

@@ -290,7 +290,7 @@ func (p *pods) carried(ctx context.Context) (uint64, error) {
 	return least, nil
 }
 
-// goroutines are those of both agents.
+// goroutines returns how many goroutines both agents have.
 func (p *pods) goroutines(ctx context.Context) (sum float64, err error) {
 	for i, a := range p.agents {
 		ctx, cancel := context.WithTimeout(ctx, readyTimeout)

@@ -102,7 +102,7 @@ func (b *bench) sdp(ctx context.Context) error {
 	return nil
 }
 
-// sdpTargets are those of messages of 1 MiB.
+// sdpTargets are the targets of messages of 1 MiB.
 func sdpTargets() []report.Target {
 	var all []report.Target
 	for _, path := range []string{pathZcopyRead, pathZcopyWrite} {

@@ -18,7 +18,7 @@ const (
 // idleResident is the name of the row of idleKiB.
 const idleResident = "resident memory per connection, buffers included as far as they were touched"
 
-// connTargets are those of smcr.Conn's streams: of TCP's throughput, and what a MiB may take. MTU 1500 has
+// connTargets are the targets of smcr.Conn's streams: the ratio to TCP's throughput, and the UDP sends of a MiB. MTU 1500 has
 // four times the packets of MTU 9000, each with an ICRC.
 func connTargets(mtu, conns int) []report.Target {
 	rate, sends := 1.4, 25.0
@@ -36,7 +36,7 @@ func connTargets(mtu, conns int) []report.Target {
 	}
 }
 
-// podsTargets are those of streams between pods, which one haproxy relays, and two agents.
+// podsTargets are the targets of streams between pods by way of two agents, against one haproxy.
 func podsTargets(conns int) []report.Target {
 	rate := 1.2
 	if conns > 1 {
@@ -60,7 +60,7 @@ func idleMemory(path string) []report.Target {
 	return []report.Target{{Path: path, Limit: 2 * idleKiB}}
 }
 
-// besideTargets are those of one more connection, whose time may depend little on how many there are.
+// besideTargets are the targets of one more connection, whose time may depend little on how many there are.
 func besideTargets(few string, many []string) []report.Target {
 	var all []report.Target
 	for _, path := range many {

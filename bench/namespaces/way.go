@@ -17,7 +17,7 @@ type way struct {
 	req    request // what the client is asked for, but for the load
 	most   int     // operations per connection; 0: no bound
 	pids   []int   // of the processes that work for it
-	// relays are those among them between client and server.
+	// relays are the processes among pids that relay between client and server.
 	relays []int
 	// carried says, if there, whether that many connections were opened since the
 	// last time, and went the way that the name says.

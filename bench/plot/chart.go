@@ -97,7 +97,7 @@ func note(r *report.Report) string {
 	return fmt.Sprintf("%s, %d cores, %s; medians of %d rounds, whiskers from minimum to maximum", r.CPU, r.Cores, r.Software(kernel), r.Rounds)
 }
 
-// places are those of the X axis.
+// places returns the places of the values on the X axis.
 func (c *chart) places() []float64 {
 	var all []float64
 	for _, l := range c.lines {

@@ -83,7 +83,7 @@ type Series struct {
 	Seconds []float64 `json:"seconds"`
 	Spread  Spread    `json:"spread"`
 	Ratio   Spread    `json:"ratioToBase"`
-	// Costs are those of the rounds, Cost their medians.
+	// Costs are the costs of the rounds, Cost is their medians.
 	Costs []Cost `json:"-"`
 	Cost  Cost   `json:"cost"`
 }

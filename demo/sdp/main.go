@@ -220,7 +220,7 @@ func (p *program) end() {
 	_ = p.cmd.Wait()
 }
 
-// packets are those that the loopback interface has taken in.
+// packets returns how many packets the loopback interface has taken in.
 func packets() uint64 {
 	b, err := os.ReadFile("/sys/class/net/lo/statistics/rx_packets")
 	if err != nil {

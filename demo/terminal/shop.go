@@ -81,7 +81,7 @@ spec:
 `, name, Shop, name, n.Name, img, run)
 }
 
-// Address is that of a pod of Shop.
+// Address returns the address of a pod of Shop.
 func (t *Terminal) Address(ctx context.Context, pod string) (string, error) {
 	return t.P.Lab.Kubectl(ctx, "get", "pod", "-n", Shop, pod, "-o", "jsonpath={.status.podIP}")
 }

@@ -23,7 +23,7 @@ const (
 	ExitInterrupted = 130
 )
 
-// Transcript is that of one demo. It is owned by one goroutine.
+// Transcript is the output of one demo. It is owned by one goroutine.
 type Transcript struct {
 	Out    io.Writer
 	began  time.Time

@@ -95,7 +95,7 @@ func (e *end) note(i int) rdma.SGE {
 	return rdma.SGE{Addr: e.own.Addr() + notes + uint64(i)*small, Length: small, LKey: e.own.LKey()}
 }
 
-// bytesOf are those of a piece of the own region.
+// bytesOf returns the bytes of a piece of the own region.
 func (e *end) bytesOf(s rdma.SGE) []byte {
 	off := s.Addr - e.own.Addr()
 	return e.own.Bytes()[off : off+uint64(s.Length)]

@@ -32,7 +32,7 @@ const plugin = `{
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.%[1]d0", "rangeEnd": "10.1.0.%[1]d9"}]]}
 }`
 
-// agentConf is that of an agent that knows no device for all pods.
+// agentConf is the configuration of an agent that knows no device for all pods.
 const agentConf = `node:
   holdSYNs: false # emulated, a rendezvous may take longer than a SYN is held
   name: %s

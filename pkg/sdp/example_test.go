@@ -31,8 +31,8 @@ func openStack(addr string) (*sdp.Stack, func()) {
 	}
 }
 
-// A server sends what it has in a Buffer. The client has it in a Buffer of its own afterwards, and this package has copied the first 64 bytes
-// only, which went with the offer.
+// A server sends from a Buffer, and the client receives into a Buffer of its own. This package copies only the first 64 bytes, which go with
+// the offer.
 func Example() {
 	server, done := openStack("127.93.0.4")
 	defer done()

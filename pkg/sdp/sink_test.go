@@ -234,8 +234,8 @@ func TestBuffer_sinksRunOut(t *testing.T) {
 	}
 }
 
-// A READ that is under way when the connection is reset reaches nothing when the program has its Buffer again. Until then the region is of its
-// bytes.
+// A READ that is under way when the connection is reset writes nothing once the program has its Buffer again. Until then its region is open
+// for exactly the bytes of the read.
 func TestBuffer_sinkOfAReset(t *testing.T) {
 	const size, off = 1 << 20, 4096
 	d, a, b, out, in := sinkPair(t, size+2*off)

@@ -264,7 +264,7 @@ func fewDescriptors(t *testing.T, left int) <-chan struct{} {
 	return over
 }
 
-// A process that has few descriptors for a moment loses no connection that moves then, neither where the peer comes back nor where it goes to.
+// A connection that moves while its process is short of descriptors is not lost, neither by the peer that waits nor by the one that connects.
 func TestSection13_1_1_FewDescriptors(t *testing.T) {
 	listen := func() *net.TCPListener {
 		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort(serverAddr+":0")))

@@ -93,7 +93,7 @@ func TestTransfer_closeWhileStarting(t *testing.T) {
 	_ = b.Close()
 }
 
-// A Write that waits behind CloseWrite ends by its deadline, or by Close, as another one does, and the end of the stream goes behind what the
+// A Write that still waits after CloseWrite ends by its deadline, or by Close, as any other. The end of the stream then comes behind what the
 // peer has of it.
 func TestConn_canceledBehindCloseWrite(t *testing.T) {
 	eachTransport(t, func(t *testing.T, open func(testing.TB, string) rdma.Device) {

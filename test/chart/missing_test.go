@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// defaults are those of values.yaml.
+// defaults returns the values of values.yaml.
 func defaults(t *testing.T) map[string]any {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(chartDir, "values.yaml"))

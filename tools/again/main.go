@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The again command is "go test" that runs a test which failed once more, with nothing beside it.
-// Most tests here look at real time, and a machine that stands still for a second may fail one that
-// is right. If the test passes then, the command ends well and names it:
+// The again command is "go test" that runs each test which failed once more, alone.
+// Most tests here look at real time, and on a machine that stands still for a second a test that
+// is right may fail. If the test passes alone, the command ends well and names it:
 //
 //	FLAKY	github.com/smcr-io/kube-smcr/pkg/smcr	TestStack_closes: failed, and passed when it ran again alone
 //
-// Such a test, or what it tests, has a defect that is mended next; only it does not keep a change back
-// that has nothing to do with it. What the first run said stays in the output. A test that draws a seed
-// ([testenv.Seed]) runs with the same one again: with another one it would miss the defect that it found. Nothing runs again
-// after a data race, a panic, a time-out or a package that does not build, nor if many tests fail. Of a test that took minutes, as the
-// scenarios of a cluster do, only the subtests run again that failed.
+// Such a test, or what it tests, has a defect that is mended next; but it does not keep back a change
+// that has nothing to do with it. The output of the first run stays in the output. A test that draws a seed
+// ([testenv.Seed]) gets the same seed again: with another one it could miss the defect that it found.
+//
+// Nothing runs again after a data race, a panic, a time-out or a package that does not build, nor if many
+// tests fail. Of a test that took minutes, as the scenarios of a cluster do, only the subtests that failed
+// run again.
 //
 //	go run ./tools/again -race -count=1 ./pkg/smcr ./pkg/sdp
 //
 // Flags are those of go test in the form -name=value, and packages come behind them.
 //
-// Where others run beside it, a failed test would not be alone: with AGAIN_LATER=file the command ends well, too, having
-// written the test to that file, and when the others have ended
+// While other tests run beside the command, a test that failed would not be alone. With AGAIN_LATER=file the command
+// writes such tests to the file instead, and ends well. When the others have ended,
 //
 //	go run ./tools/again -later=file
 //
-// runs all that are in it, and says how it ended.
+// runs all tests of the file again, and says how that ended.
 package main
 
 import (

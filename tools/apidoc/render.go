@@ -156,7 +156,7 @@ func (s *source) allowed(f field) string {
 	return strings.Join(parts, "; ")
 }
 
-// markers are those of the field and of its type.
+// markers returns the markers of the field and of its type.
 func (s *source) markers(f field) []string {
 	if t := s.types[element(f.typ)]; t != nil && t.fields == nil {
 		return slices.Concat(f.markers, t.markers)

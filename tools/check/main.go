@@ -99,7 +99,7 @@ func run(ctx context.Context, base string, budget time.Duration, list bool) erro
 	return errors.Join(errs...)
 }
 
-// changedFiles are those that differ from where this branch left base, and new ones.
+// changedFiles returns the files that differ from where this branch left base, and new ones.
 func changedFiles(ctx context.Context, base string) ([]string, error) {
 	from, err := output(ctx, "git", "merge-base", "HEAD", base)
 	if err != nil {
@@ -118,7 +118,7 @@ func changedFiles(ctx context.Context, base string) ([]string, error) {
 	return strings.Split(strings.TrimSpace(differ+unknown), "\n"), nil
 }
 
-// packages are those of the module, with what they import.
+// packages returns the packages of the module, with what they import.
 func packages(ctx context.Context) ([]pkg, error) {
 	text, err := output(ctx, "go", "list", "-e", "-f", `{{.ImportPath}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}}`, "./...")
 	if err != nil {
@@ -140,7 +140,7 @@ func lint(ctx context.Context, dirs []string) error {
 	return command(ctx, env, os.Stdout, "go", args...)
 }
 
-// environment is that of the tests, with what go test cannot know that they build and run.
+// environment returns the environment of the tests. It names the inputs of programs that tests build and run, of which go test cannot know.
 func environment(ctx context.Context) ([]string, error) {
 	inputs, err := output(ctx, "go", "run", "./tools/inputs")
 	if err != nil {

@@ -93,7 +93,7 @@ type goPackage struct {
 	Module                *struct{ Main bool }
 	Deps                  []string
 
-	// Ignored are those for other systems, or without cgo, as some programs are built.
+	// The ignored files are for other systems, or for builds without cgo, as some programs are built.
 	GoFiles, CgoFiles, IgnoredGoFiles, CFiles, HFiles, SFiles, EmbedFiles []string
 }
 
@@ -120,7 +120,7 @@ func list(dir string) (map[string]*goPackage, error) {
 	}
 }
 
-// commonHash is that of what all programs are made of: the modules of others, also those of tools, and go itself.
+// commonHash returns the hash of what all programs are made of: the modules of others, also those of tools, and go itself.
 func commonHash(dir string) ([]byte, error) {
 	h := sha256.New()
 	cmd := exec.Command("go", "env", "GOVERSION", "GOFLAGS", "GOARCH", "CGO_ENABLED")
@@ -210,7 +210,7 @@ func hashFiles(dir string, common []byte, some func(string) bool) (string, error
 	return hex.EncodeToString(h.Sum(nil)[:12]), nil
 }
 
-// tracked returns the files of a checkout, also those that git does not have yet. Without git, as in an unpacked archive, that is all files.
+// tracked returns the files of a checkout, also those that git does not have yet. Without git, as in an unpacked archive, it returns all files.
 func tracked(dir string) ([]string, error) {
 	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
 	cmd.Dir = dir

@@ -21,7 +21,7 @@ type proof struct {
 	log  io.Writer
 }
 
-// claim is that a statement's tests fail without a function that it names.
+// claim is what is to be proven: that the tests of a statement fail without a function that it names.
 type claim struct {
 	s     *statement
 	code  reference

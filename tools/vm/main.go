@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// exitCode is that of the command in the guest, if it was that which failed.
+// exitCode returns the exit code of the command in the guest, if it was the command that failed.
 func exitCode(err error) int {
 	var exit *lab.ExitError
 	switch {

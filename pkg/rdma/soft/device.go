@@ -101,7 +101,7 @@ func (d *Device) Addr() netip.AddrPort { return netip.AddrPortFrom(d.cfg.Addr, d
 // Attr implements [rdma.Device].
 func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
 
-// attributes are those of every device.
+// attributes returns what every device of this package can do.
 func attributes() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:     "soft",

@@ -49,7 +49,7 @@ func silentPD(t *testing.T, cfg Config, see func(*Message)) (rdma.PD, rdma.CQ) {
 	return wiredPD(t, cfg, &silentWire{make(chan struct{}), see})
 }
 
-// wiredPD is that of a device that has a wire.
+// wiredPD returns a protection domain of a device that has a wire.
 func wiredPD(t *testing.T, cfg Config, w Wire) (rdma.PD, rdma.CQ) {
 	t.Helper()
 	cfg.Name, cfg.Wire = "silent", w

@@ -117,7 +117,7 @@ func (d *Device) Name() string { return d.cfg.Name }
 // Attr implements [rdma.Device].
 func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
 
-// attributes are those of every device.
+// attributes returns what every device of this package can do.
 func attributes() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:    "softiwarp",

@@ -141,7 +141,7 @@ func (d *Device) Addr() netip.AddrPort {
 // made with Options.Unreliable does not.
 func (d *Device) Attr() rdma.DeviceAttr { return d.attr }
 
-// attributes are those of every device.
+// attributes returns what every device of this package can do.
 func attributes() rdma.DeviceAttr {
 	return rdma.DeviceAttr{
 		Provider:     "softvi",

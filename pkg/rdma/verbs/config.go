@@ -25,7 +25,7 @@ type Config struct {
 	Addr netip.Addr
 	// GIDType is the type of the GID that is used; GIDTypeUnknown: RoCE v2.
 	GIDType rdma.GIDType
-	// TrafficClass is that of paths that have none: the byte with DSCP and ECN in the IP
+	// TrafficClass is the traffic class of paths that have none: the byte with DSCP and ECN in the IP
 	// header of RoCE v2 packets. Its upper three bits are the service level, too.
 	TrafficClass uint8
 	// NetDev is the network interface whose GID is used, where others have GIDs

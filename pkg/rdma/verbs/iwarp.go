@@ -138,7 +138,7 @@ func (q *qp) disconnected() {
 	}
 }
 
-// errEnded is that of a connection that the peer, or its end of the path, has ended.
+// errEnded is the error of a connection that has ended, by the peer or with the path.
 var errEnded = errors.New("connection of TCP has ended")
 
 // Dial implements [cm.Device]. The kernel may go on trying when the context has ended; then the queue pair's Close waits for it.

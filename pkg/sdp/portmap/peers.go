@@ -8,25 +8,25 @@ import (
 	"time"
 )
 
-// peer is what a server knows of who sends.
+// peer is what a server knows of an address that has sent to it.
 type peer struct {
 	key     netip.Addr
-	busy    time.Time // when the peer will have been quiet for as long as its datagrams are worth
+	busy    time.Time // each datagram moves it peers.each into the future; more than peers.burst ahead is too many
 	pending int       // transactions
 	at      *list.Element
 }
 
-// idle tells whether nothing is lost if the peer is forgotten.
+// idle reports whether the peer can be forgotten without effect.
 func (p *peer) idle(now time.Time) bool { return p.pending == 0 && !now.Before(p.busy) }
 
-// peers are those who have sent lately.
+// peers are the peers that have sent lately.
 type peers struct {
 	limit  int
-	each   time.Duration // what a datagram is worth
-	burst  time.Duration // and those that may come at once
+	each   time.Duration // time between datagrams at the allowed rate
+	burst  time.Duration // the same for as many as may come at once
 	known  map[netip.Addr]*peer
 	order  list.List // of *peer, by when they last sent
-	others peer      // for whom there is no room
+	others peer      // all for whom there is no room, as one
 }
 
 func newPeers(limit, rate, burst int) peers {

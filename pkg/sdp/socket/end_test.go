@@ -375,7 +375,7 @@ func (l *lone) ends(begin time.Time) {
 	}
 }
 
-// A peer whose stream has ended, and that tells nothing of it on the connection to which it has moved, does not keep a socket that is closed.
+// A peer that has ended its stream, moves, and does not repeat the end on the next connection cannot keep a closed socket alive.
 func TestCloseTimeout_movedPeer(t *testing.T) {
 	l := newLone(t, suspendable)
 	l.mustSend(bsdh.Message{MID: bsdh.DisConn})
@@ -465,8 +465,8 @@ func cancelRefused(t *testing.T, w *world, a, b *host) time.Time {
 	return w.now
 }
 
-// A peer that must be sent what it has refused to read by RDMA, and whose program reads that slowly, keeps its connection: each step of it gives
-// it time. What moves in the other direction gives it none.
+// A peer that refuses to read by RDMA, and whose program then reads the messages slowly, keeps its connection: each step gives
+// it more time. What moves in the other direction gives it none.
 func TestCancelTimeout_slowReader(t *testing.T) {
 	for _, reads := range []bool{true, false} {
 		cfg := Config{ZcopyBytes: 1000, RecvBuffers: 8, RecvBytes: 900}

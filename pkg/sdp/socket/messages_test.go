@@ -719,7 +719,7 @@ func TestSection10_5_RefusedWithTwoCredits(t *testing.T) {
 	}
 }
 
-// RdmaWrCompl of nothing leaves the only Read that is advertised before those that are not: what comes is the first one's, and it is advertised
+// After an RdmaWrCompl of 0 bytes, the only Read that is advertised stays before those that are not: it gets what comes next, and is advertised
 // again.
 func TestSection9_3_WritesNothing(t *testing.T) {
 	l := newLone(t, rdmaMoves)

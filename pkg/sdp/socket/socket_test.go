@@ -430,7 +430,8 @@ func TestSection9_5_4_CancelWrites(t *testing.T) {
 	}
 }
 
-// Writes behind which the stream ends are canceled as others are: what the peer has, or is owed, goes, and the end of the stream right behind.
+// Writes behind which the stream ends can be canceled as others can. What was promised to the peer still goes, and the end of the stream
+// comes right behind it.
 func TestSection8_2_CancelWritesBehindShutdown(t *testing.T) {
 	for _, direct := range []bool{false, true} {
 		cfg := Config{ZcopyBytes: 1000, RecvBuffers: 8, RecvBytes: 900}

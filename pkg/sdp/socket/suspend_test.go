@@ -158,8 +158,8 @@ func TestSection13_Left(t *testing.T) {
 	}
 }
 
-// A peer that moves again and again while nobody reads does not make us hold more with every move: it waits, until something was read or the
-// time is up.
+// A peer that moves again and again while nobody reads does not make us hold more with every move: it has to wait until something was read, or
+// the time is up.
 func TestSection13_1_1_KeepsWithinBounds(t *testing.T) {
 	for _, urgent := range []bool{false, true} {
 		w, a, b := pair(t, suspendable, suspendable)

@@ -51,9 +51,9 @@ type Config struct {
 	LogDir string
 	// Detach lets the cluster live when this process ends.
 	Detach bool
-	// ProxyMode is that of kube-proxy: iptables, the default, or nftables.
+	// ProxyMode is the mode of kube-proxy: iptables, the default, or nftables.
 	ProxyMode string
-	// CNIVersion is that of the nodes' configuration list; 1.0.0 by default.
+	// CNIVersion is the version of the nodes' configuration list; 1.0.0 by default.
 	CNIVersion string
 	// IPv4Only leaves IPv6 out also where the machine has it.
 	IPv4Only bool

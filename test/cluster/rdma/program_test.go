@@ -22,7 +22,7 @@ import (
 // hostPort is where programs of nodes serve, outside of pods.
 const hostPort = 7100
 
-// counters are those of a node's kernel's SMC.
+// counters returns the counters of SMC in the kernel of a node.
 func (s *suite) counters(n *guest.Node) smcnl.Counters {
 	s.Helper()
 	k, err := drive.Kernel(s.Context(), n.Guest)

@@ -57,7 +57,7 @@ func (s *suite) sharing(n *guest.Node, o *corev1.Pod) pod {
 	return p
 }
 
-// secondAddress is that of a pod's interface net1, by the kernel of its node.
+// secondAddress returns the address of a pod's interface net1, as the kernel of its node says.
 func (s *suite) secondAddress(n *guest.Node, p pod) string {
 	s.Helper()
 	for _, i := range s.interfaces(n, p) {

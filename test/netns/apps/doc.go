@@ -11,14 +11,13 @@
 // holdSYNs: false; and held, the default. A part of a suite, such as a unit of
 // redis', runs on all three at the same time.
 //
-// The tests of a part that pass over plain TCP must pass in the other modes. A part
-// with one that does not is run three times more. A test that failed at least twice
-// in a mode and never over plain TCP is an error of ours, unless the table known
-// explains it. So it is if it was not run, or was skipped; of redis, whose tests have random
-// numbers in their names, only their number is compared. A part that does not come to its end over
-// plain TCP is an error, too: nothing would be compared. Tests that fail over plain TCP, too, such as those of
-// loopback, are of no interest. That connections of each suite were on
-// SMC-R is checked, too.
+// A test that passes over plain TCP must pass in the other modes. If one does not, its
+// part is run three times more. It is an error if a test failed, was not run or was
+// skipped at least twice in a mode and never over plain TCP, unless the table known
+// explains that. Of redis, whose tests have random numbers in their names, only how many
+// there are is compared. A part that does not come to its end over plain TCP is an error,
+// too, because nothing would be compared. Tests that fail over plain TCP as well, such as
+// those of loopback, do not count. Each suite must also have had connections on SMC-R.
 //
 //	make test-apps              # parts that take a minute or two
 //	make test-apps ARGS=-long   # everything

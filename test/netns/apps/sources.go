@@ -20,7 +20,7 @@ type source struct {
 	build string // a shell script; its directory is the source's
 }
 
-// sources are those of Debian 12, whose programs are tested.
+// sources are the source packages of the programs under test, as Debian 12 has them.
 var sources = map[string]source{
 	"redis": {
 		file: debian.File{

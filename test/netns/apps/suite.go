@@ -19,7 +19,7 @@ type suite struct {
 	all   func(dir string) ([]string, error)
 	// leftOut are parts that are not run, and why.
 	leftOut map[string]string
-	// command is that which runs a part, and read reads what it wrote.
+	// command returns the command that runs a part, and read understands its output.
 	command func(part string) []string
 	read    func(out string) outcome
 	// stable: the tests of a part have the same names each time. One that is missing was not run then, because its
@@ -109,7 +109,7 @@ func (s suite) convicted(plain, other record) []string {
 	return slices.DeleteFunc(s.suspects(plain, other), func(test string) bool { return s.failures(other, test) < enough })
 }
 
-// names are those of the tests in a record, sorted.
+// names returns the names of the tests in a record, sorted.
 func names(r record) []string {
 	all := map[string]bool{}
 	for _, o := range r {

@@ -17,7 +17,7 @@ const (
 	namePrefix = "ks-"
 	// nsDir is where named namespaces are.
 	nsDir = "/run/netns"
-	// hexDigits are those of the random number in a lab's name.
+	// hexDigits is the length of the random number in a lab's name.
 	hexDigits = 4
 )
 

@@ -35,7 +35,7 @@ const (
 	// strayBytes is for neighbour discovery and the like on the pod's link.
 	strayBytes = 16 << 10
 
-	// probes are that many, so that each of two links has some.
+	// probes is how many probes there are: enough for each of two links to have one.
 	probes = 2
 	// probeBytes is the size of a probe's requests and replies.
 	probeBytes = 64

@@ -112,8 +112,8 @@ func (n *node) configureVeth(t *testing.T, veth bool, policies string) {
 	n.sh(t, "mkdir -p /run/smcr; cat >/run/kp.yaml <<'EOF'\n"+fmt.Sprintf(text, n.Name(), policies)+"EOF\n")
 }
 
-// load keeps connections busy from outside of pods and between them, of plain TCP, until stop, which fails if one of them broke. What is opened
-// meanwhile must come about, too.
+// load keeps plain TCP connections busy, between pods and from outside of them, until stop is called. stop fails the test if one of them
+// broke, or if one could not be opened meanwhile.
 func (b *vethBed) load(t *testing.T) (stop func(t *testing.T)) {
 	t.Helper()
 	cli := fmt.Sprintf("redis-cli -h %s -p %d", b.server.addr, unselected)

@@ -34,7 +34,7 @@ type Config struct {
 	PFs int `json:",omitempty"`
 	// NUMA gives each guest two NUMA nodes, and PF i to node i modulo 2.
 	NUMA bool `json:",omitempty"`
-	// Kernels are those of the guests; the last one is that of all further
+	// Kernels are the kernels of the guests; the last one is the kernel of all further
 	// guests. None is [image.SMC] for all.
 	Kernels []image.Kernel `json:",omitempty"`
 	// MTU of the NICs; 0 is 9000.

@@ -67,7 +67,7 @@ const (
 	// when there is more.
 	maxBuffered = 256 << 20
 
-	// guestGlibcMinor is that of Debian 12's C library, 2.36.
+	// guestGlibcMinor is the minor version of Debian 12's C library, 2.36.
 	guestGlibcMinor = 36
 
 	// excerptLines is how much of a console goes into an error.

@@ -14,7 +14,7 @@ import (
 const (
 	requestKey, replyKey = "MPA ID Req Frame", "MPA ID Rep Frame"
 	keyBytes             = len(requestKey)
-	// startBytes are those of a Request or Reply in front of its private data.
+	// startBytes is the length of a Request or Reply without its private data.
 	startBytes = keyBytes + 4
 
 	flagMarkers, flagCRC, flagReject, flagEnhanced = 0x80, 0x40, 0x20, 0x10

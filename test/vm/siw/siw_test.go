@@ -24,7 +24,7 @@ const (
 	// caseTimeout bounds one run of a program in a guest that may share a core.
 	caseTimeout = 2 * time.Minute
 
-	// firstPort is that of the first server. Each has its own: the kernel takes a while
+	// firstPort is the port of the first server. Each server has its own: the kernel takes a while
 	// to let go of one.
 	firstPort = 7200
 )

@@ -93,7 +93,7 @@ func (t Taken) GiveBack() *net.TCPConn {
 	return t.TCPConn
 }
 
-// options are those that package net sets anew on a connection that it makes of a descriptor.
+// options are the socket options that package net sets anew on a connection that it makes of a descriptor.
 // The first one is what RDMA has to have its own way.
 var options = [...]struct{ level, name int }{
 	{unix.IPPROTO_TCP, unix.TCP_NODELAY},

@@ -3,13 +3,17 @@
 // Package widecrc computes the CRCs of packets (RoCE's ICRC, CRC-32 of Ethernet) and of iWARP's FPDUs (CRC-32C).
 // It is PURE, and safe for concurrent use.
 //
-// Package hash/crc32 sums some 30 GB/s, which makes a CRC as dear as two copies of what it covers: CRC-32C by the
-// processor's instruction for it, 24 bytes at a time, and CRC-32 by carry-less multiplication, of 16 bytes at a time or,
-// from 1 KiB on, of 64, where each waits for the one before. Package widecrc multiplies four registers of 64 bytes at once from
-// 256 bytes on, for both CRCs, and takes half to three quarters of the time. From 3.5 KiB on CRC-32C is shared
-// between multiplications and the processor's instruction, which it does at the same time: a third of the time. That needs
-// AVX-512 (VPCLMULQDQ: Intel since Ice Lake, AMD since Zen 4). With VPCLMULQDQ and AVX2 alone (AMD Zen 3, Intel Alder Lake) the registers
-// have 32 bytes: CRC-32 takes half to four fifths of the time, and CRC-32C from 1 KiB on 0.6 to 0.9 of it. Elsewhere, and for what is short, it is hash/crc32.
+// Package hash/crc32 sums some 30 GB/s, so a CRC costs as much as two copies of what it covers. It computes CRC-32C by the
+// processor's instruction for it, 24 bytes at a time, and CRC-32 by carry-less multiplication of 16 bytes at a time or,
+// from 1 KiB on, of 64 bytes; each multiplication waits for the one before. Package widecrc takes less time if the processor has VPCLMULQDQ:
+//
+//   - With AVX-512 (Intel since Ice Lake, AMD since Zen 4) it multiplies four registers of 64 bytes at once, from 256 bytes
+//     on and for both CRCs: half to three quarters of the time. From 3.5 KiB on it shares a CRC-32C between multiplications and
+//     the processor's instruction, which run at the same time: a third of the time.
+//   - With AVX2 alone (AMD Zen 3, Intel Alder Lake) the registers have 32 bytes: half to four fifths of the time for CRC-32, and
+//     0.6 to 0.9 of it for CRC-32C from 1 KiB on.
+//
+// On other processors, and for shorter messages, widecrc calls hash/crc32.
 //
 // # How
 //

@@ -17,7 +17,7 @@ type polynomial struct {
 	other *crc32.Table
 }
 
-// polynomials are those for each width that the processor can; the first ones are those in use.
+// polynomials are the functions under test, for each width that the processor can; those in use come first.
 var polynomials = makePolynomials()
 
 func makePolynomials() []polynomial {

@@ -32,7 +32,7 @@ const (
 	diskFile   = "disk.ext4"
 )
 
-// programs are those of the tools that a node has besides links to them. runc is linked with
+// programs are the tools that a node has a copy of; others are links to them. runc is linked with
 // libraries of its system: the guests' image has it.
 var programs = []string{"kube", "containerd", "containerd-shim-runc-v2", "ctr"}
 

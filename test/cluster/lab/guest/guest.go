@@ -41,7 +41,7 @@ const (
 
 // A Config says how a cluster with guests is to be.
 type Config struct {
-	// Config is that of the cluster; how many nodes are external, and the mode of kube-proxy, are
+	// Config is the configuration of the cluster; how many nodes are external, and the mode of kube-proxy, are
 	// not for the caller to say.
 	lab.Config
 	// Guests is how many nodes there are behind those of the cluster's own; 0 is 2.

@@ -125,7 +125,7 @@ func makeCgroup(name string) error {
 	return nil
 }
 
-// niceness is that of this process.
+// niceness returns the nice value of this process.
 func niceness() (int, error) {
 	const zero = 20 // the system call returns this for niceness 0, and less for more
 	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)

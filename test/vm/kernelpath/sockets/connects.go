@@ -16,7 +16,7 @@ import (
 const (
 	// closedPort is one on which nobody listens.
 	closedPort = 1
-	// timeout is that of what is to time out.
+	// timeout is the timeout of operations that shall time out.
 	timeout = 500 * time.Millisecond
 	// atOnce bounds what ought to be there without waiting, for a slow peer.
 	atOnce = 3 * time.Second

@@ -126,7 +126,7 @@ func asInfo(fd, level, number int) (string, error) {
 	return "there", err
 }
 
-// options are those that are tried. Sockets on which one was set are used for the next one, so that those which
+// options are the socket options that are tried. A socket on which one was set is used for the next one, so those that
 // change much are last.
 func options() []option {
 	const soc, tcp, ip, six = unix.SOL_SOCKET, unix.IPPROTO_TCP, unix.IPPROTO_IP, unix.IPPROTO_IPV6

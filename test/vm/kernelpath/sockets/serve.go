@@ -21,7 +21,7 @@ const (
 	Ports
 )
 
-// backlog is that of each listener.
+// backlog is the backlog of each listener.
 const backlog = 16
 
 // deferSeconds is longer than the client waits for an accept that is not deferred.

@@ -137,7 +137,7 @@ func (s sock) arrived(want int) error {
 	return err
 }
 
-// eventNames are those of poll, in the order in which they are written.
+// eventNames are the names of the events of poll, in the order in which they are written.
 func eventNames(events int16) string {
 	var names []string
 	for _, e := range []struct {

@@ -225,7 +225,7 @@ func (b *builder) userland(ctx context.Context, debs []string) error {
 	return nil
 }
 
-// links are those that the packages' scripts or an installer would make. A directory /var/run
+// links are the symbolic links that the packages' scripts or an installer would make. A directory /var/run
 // comes with packages that have one in it; what containerd keeps there must be in /run.
 var links = map[string]string{"usr/bin/awk": "mawk", "usr/bin/nc": "nc.openbsd", "etc/mtab": "/proc/self/mounts", "var/run": "../run"}
 

@@ -34,7 +34,7 @@ const (
 	siwDir = "drivers/infiniband/sw/siw"
 )
 
-// siwParameters are those of the module that is settable, and their types.
+// siwParameters are the parameters of the siw module that we build to be settable, and their types.
 var siwParameters = [...][2]string{
 	{"mpa_crc_required", "bool"},
 	{"mpa_crc_strict", "bool"},

@@ -70,7 +70,7 @@ func driver(pf string, vf int) string {
 	return filepath.Base(to)
 }
 
-// ownMAC is that of a VF's interface, "" if it has none here.
+// ownMAC returns the MAC address of a VF's interface, "" if the interface is not here.
 func ownMAC(pf string, vf int) string {
 	found, err := filepath.Glob(fmt.Sprintf("/sys/class/net/%s/device/virtfn%d/net/*/address", pf, vf))
 	if err != nil || len(found) == 0 {
@@ -111,7 +111,7 @@ func rdma() (map[string]string, error) {
 	return of, nil
 }
 
-// files are those below directories, without locks and sockets, and without what
+// files returns the files below directories, without locks and sockets, and without what
 // does not depend on pods: what the machine can do, and what host-local remembers
 // of the past.
 func files(dirs ...string) ([]string, error) {
