@@ -4,11 +4,11 @@ package rocev2
 
 import "time"
 
-// delayedACK is the ACK that is due, and waits for a request that goes the same way: in a dialogue the
-// answer takes it along, which saves both sides a wake-up, and in a stream what tells that the reader
-// has made room. A sender may wait for the ACK to go on, and does not say so. So it goes at once where
-// a packet asks that is full, as the last one of a window is, for the second message of a stream, and
-// for more packets than the windows of common peers.
+// delayedACK is an ACK that is due, and waits for a request that goes the same way and takes it along: in a
+// dialogue the answer, which saves both sides a wake-up, and in a stream the message that the reader
+// has made room. But a sender may wait for the ACK before it goes on, and does not say so. So the ACK goes
+// at once if a full packet asks for it, as the last one of a window does; for the second message of a
+// stream; and when it stands for more packets than common peers have in their windows.
 //
 //	SEND asks, answered by a SEND                  one packet back
 //	... WRITE, SEND asks, WRITE ... SEND asks      at the second
@@ -28,7 +28,7 @@ type delayedACK struct {
 // becomeUrgent makes an ACK due that waits for nothing.
 func (a *delayedACK) becomeUrgent() { a.due, a.urgent = true, true }
 
-// isUrgent reports whether it goes even if nothing else does.
+// isUrgent reports whether the ACK goes even if nothing else does.
 func (a *delayedACK) isUrgent() bool { return a.due && a.urgent }
 
 // received takes a packet into account after which an ACK is due, of n bytes. It may wait for d; 0:
@@ -54,7 +54,7 @@ func (a *delayedACK) received(now time.Time, d time.Duration, n int, send, asksF
 // keep reports whether a request may leave without the ACK.
 func (a *delayedACK) keep() bool { return a.patience.keep(a.pkts) }
 
-// expire makes it urgent when it has waited long enough.
+// expire makes the ACK urgent when it has waited long enough.
 func (a *delayedACK) expire(now time.Time) {
 	if a.at.IsZero() || now.Before(a.at) {
 		return
@@ -63,7 +63,7 @@ func (a *delayedACK) expire(now time.Time) {
 	a.patience.expired(now, a.pkts)
 }
 
-// sent: it has left.
+// sent notes that the ACK has left.
 func (a *delayedACK) sent() {
 	*a = delayedACK{patience: a.patience}
 	a.patience.kept = 0
@@ -82,9 +82,10 @@ func (a *delayedACK) stop() {
 // several questions. But a peer may also wait for the completion of its sends
 // before it goes on. So ACKs are kept back on trial. If the peer is silent until
 // the timer sends one, and then goes on at once, it has waited: ACKs go along
-// with each answer again for a while, longer each time. But if it has gone on without them many times before, either it
-// rarely waits, or it was silent for another reason, as a program that got no processor, and went on at once by chance: then
-// the while is a short one.
+// with each answer again for a while, longer each time. The while is short if the peer
+// has gone on without ACKs many times before. Such a peer rarely waits, or it was silent
+// for another reason, such as a program that got no processor, and went on at once by
+// chance.
 type patience struct {
 	lazy    bool
 	kept    int       // packets of the ACK without which an answer last went; 0: none did

@@ -61,12 +61,12 @@ const flows = 2 * maxReceivers
 // All of that is about two sockets: a device that is alone may have further ones, and closes
 // them before another one joins, see spread.
 //
-// Who shares says so in its socket's SO_REUSEPORT, and the kernel then lets every
-// process of the user bind to the port. A device that is alone shares with nobody and
-// has the option off, or a guard that has; it is on from the moment that a younger device asks until one of
-// the two is left. What joins in between without having asked, which a program of the
-// same user can, gets packets of a generation or is none of the two: keep such programs
-// off the network namespace.
+// The sockets of two devices that share have SO_REUSEPORT on, and the kernel then lets
+// every process of the user bind to the port. A device that is alone has the option off, or
+// has a guard with the option off (see spread). The option is on only from the moment
+// that a younger device asks until one of the two is left. In between a program of the same
+// user can bind to the port without asking, and then gets the packets of one generation, or
+// none: keep such programs off the network namespace.
 type share struct {
 	generation uint8
 	w          *udpWire

@@ -29,30 +29,33 @@ const receiverBits rdma.QPN = maxReceivers - 1
 //	              (program)             +----> socket ---> goroutine
 //	                                    +----> ...
 //
-// So all packets of a queue pair come by one socket, in their order. That is all that the choice is for: each goroutine
-// takes packets of each queue pair, which has a lock, and packets that come by another socket, as while sockets come
-// and go, are late ones at worst.
+// So all packets of a queue pair arrive by one socket, and in their order. The choice has no other purpose: each
+// goroutine takes packets of each queue pair, which has a lock. A packet that arrives by another socket, as may happen
+// while sockets come and go, is a late one at worst.
 //
-// The kernel has the sockets of an address in one group, also those of two devices that share it (see share), and puts the
-// last one into the place of one that is closed. Who is in which place would be hard to say with several of both. So a
-// device that gets company goes back to its first socket before, and one that is left alone spreads then, if it has not
-// before: its further sockets were made in its network namespace, when it was opened, and a socket that was bound
-// cannot be bound again.
+// The kernel numbers all sockets of an address together, also those of two devices that share it (see share), and when one is
+// closed the last one takes its number. With several sockets of two devices the numbers would be hard to tell. So a
+// device that gets company goes back to its first socket before. One that is left alone spreads then, unless it has spread
+// before: its further sockets are made in its network namespace when the device is opened, and a socket cannot be
+// bound a second time.
 //
 // # Keeping others out
 //
-// A port is shared by sockets with SO_REUSEPORT, and the kernel asks one of them whether another one may come: the
-// one that was bound last. It asks the program for a socket if the one that was bound last, of those that the
-// packet may go to, has the option. So the one that is bound last is a guard: it has the option off, and no packet
-// may go to it, as it is connected to our own address and port, which sends nothing. Whether others are kept out is
-// tried in the end: on a kernel that looks in another order the device goes back to one socket.
+// Two decisions of the kernel depend on the socket that was bound last:
+//
+//   - Another socket may bind to the port if the last one has SO_REUSEPORT.
+//   - The program picks the socket for a packet if the last one has SO_REUSEPORT, of those to which the packet may go.
+//
+// So the last one is a guard. It has the option off: nobody else may bind. And no packet may go to it, so that the program
+// still picks: it is connected to our own address and port, which sends nothing. In the end the device tries whether
+// others are kept out; if not, the kernel looks in another order, and the device goes back to one socket.
 //
 //	first socket (0), socket 1, socket 2, socket 3, guard
 //
-// Until the guard is there, some ten system calls long, another socket of our user could join.
+// Until the guard is there, for some ten system calls, another socket of our user could join.
 //
-// With IPv6 the kernel asks the one that was bound first, and what it is asked for could not be given back to a device
-// that gets company. So a device with an address of IPv6 has one receiver.
+// With IPv6 the kernel asks the socket that was bound first, and what that takes could not be undone for a device
+// that gets company. So a device with an IPv6 address has one receiver.
 type spread struct {
 	w         *udpWire
 	cfg       Config

@@ -5,11 +5,11 @@ package soft
 import "time"
 
 const (
-	// streamBytes is how much arrives at once, at least, in a stream: less is a dialogue, and others
-	// look for its answers.
+	// streamBytes is the least that arrives at once in a stream. Less is a dialogue: whether to look for its
+	// answers is for the user to say (rdma.IdlePoller).
 	streamBytes = 16 << 10
-	// streamPause is how much time there is at most between two arrivals of a stream. With
-	// datagrams of 64 KiB it is one of 5 Gbit/s: a slower one lets the processor sleep.
+	// streamPause is the longest time between two arrivals of a stream. With datagrams of 64 KiB that is
+	// 5 Gbit/s: in a slower stream the processor sleeps.
 	streamPause = 100 * time.Microsecond
 	// streamPoll is how long the receiver looks for what follows in a stream.
 	streamPoll = 50 * time.Microsecond
@@ -17,12 +17,14 @@ const (
 	streamTurn = 500 * time.Microsecond
 )
 
-// stream tells when bulk data arrives without a pause. Its receiver is as fast as its sender or faster, and would
-// sleep after each piece of it. To look for the next one takes less than to sleep: the processor goes idle, the sender
-// has to wake it for each piece, which takes the sender longer than the piece does, and so the receiver sleeps
-// all the more. While it looks it yields to the goroutines that read what came. But as long as a goroutine is ready to
-// run, a program on one processor does not ask the network poller about others' sockets: these would wait for some 10 ms,
-// until Go's monitor asks. So in a stream that does not end the receiver sleeps after each streamTurn, if only for a moment.
+// stream tells when bulk data arrives without a pause. The receiver then looks for the next piece at once, and does not sleep.
+// If it slept after each piece, as a receiver does that is as fast as its sender, the processor would go idle, and the sender
+// would have to wake it for each piece. This takes the sender longer than the piece itself, so that the receiver would sleep
+// all the more. While the receiver looks it yields to the goroutines that read what came.
+//
+// In a stream that does not end the receiver sleeps after each streamTurn, if only for a moment. For as long as a goroutine is
+// ready to run, a program on one processor does not ask the network poller about other sockets, and these would wait for some
+// 10 ms, until Go's monitor asks.
 type stream struct {
 	last  time.Time // when something of that size arrived
 	until time.Time // look until then; zero: sleep

@@ -48,7 +48,7 @@ type batch struct {
 	sent    int
 }
 
-// run is the packets of a message: from, to and not with to.
+// run is the packets of a message: those from from on, before to.
 type run struct{ from, to uint8 }
 
 // sourcePort is the UDP source port of a flow.

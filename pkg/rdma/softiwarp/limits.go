@@ -14,8 +14,9 @@ const (
 	// request waits for an answer: each costs a descriptor and 2 KiB.
 	maxPending = 4096
 
-	// maxListening bounds those of one [Listener]. Beyond it new ones wait in the kernel. maxListeningPerPeer bounds those of one
-	// address, or network of IPv6: who connects and says nothing has a place until requestTimeout. Beyond it they are closed.
+	// maxListening bounds the connections of one [Listener] that wait for an MPA Request; further ones wait in the kernel.
+	// maxListeningPerPeer bounds those of one address, or network of IPv6; further ones are closed. So a peer that connects
+	// and says nothing, and has its places until requestTimeout, leaves places to others.
 	maxListening        = 256
 	maxListeningPerPeer = maxListening / 4
 

@@ -39,17 +39,17 @@ func (s SSPState) String() string {
 
 // SSPOptions describe a [SSP].
 type SSPOptions struct {
-	// QP is in INIT, with its receives posted: only the request of the SSP can be accepted
-	// on it, until that is answered or the SSP is closed. nil: Accept names it.
+	// QP is a queue pair in INIT, with its receives posted, for the request. It is reserved: no other request can be accepted
+	// on it until this one is answered or the SSP is closed. nil: Accept names the queue pair.
 	QP rdma.QP
-	// Last is the last message of the streaming mode; it may be empty.
+	// Last is the last message of the streaming mode, of up to 64 KiB; it may be empty.
 	Last []byte
-	// Early is what was already read from the connection and belongs to the request.
+	// Early are bytes of the request that were read from the connection already.
 	Early []byte
 }
 
-// SSP is a Socket Service Point (§3.1): a connection of TCP that waits for the peer's MPA Request,
-// which is at most one. What a request, the connection's end and [SSP.Close] make of it is
+// SSP is a Socket Service Point (§3.1): a TCP connection that waits for the peer's MPA Request. There is
+// at most one Request. Which comes first, the Request, the connection's end or [SSP.Close], is
 // decided once, under one lock; pkg/rdma/internal/ssp has the states.
 //
 // Nothing is taken out of the stream but a whole request. So Close gives the connection back as it
@@ -70,12 +70,11 @@ type SSP struct {
 	head  []byte // room to look at the stream
 }
 
-// NewSSP takes c over, and sends Last; from then on the SSP waits for the peer's MPA Request. The peer
-// may answer at once: what it sends stays in the connection, which nobody else reads. c is closed,
-// and the connection goes on without it; after an error c is as it was, and may be tried again.
-// Whether the connection is still there is not looked at: if not, [SSP.Request] tells.
+// NewSSP takes the connection over from c, and sends Last; from then on the SSP waits for the peer's MPA Request,
+// which may come at once. NewSSP closes c, and the connection goes on under another descriptor. After an error c is as it
+// was, and may be tried again. NewSSP does not find out whether the connection has ended; [SSP.Request] tells.
 //
-// NewSSP returns when TCP has taken Last, or has not for 5 seconds: then the SSP is down.
+// NewSSP returns when TCP has taken Last. If TCP has not within 5 seconds, the SSP is down.
 func (d *Device) NewSSP(c *net.TCPConn, o SSPOptions) (*SSP, error) {
 	err := tcpqp.CheckConn(c, d.cfg.Addr)
 	switch {
