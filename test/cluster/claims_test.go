@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -156,21 +155,11 @@ func claims(c *cluster) {
 	}
 
 	// A port goes down: the slice says so, and nobody else gets the device.
-	c.must(c.n[1].SetPort(c.Context(), "eth1", false))
-	mended := false
-	mend := func(ctx context.Context) error {
-		mended = true
-		return c.n[1].SetPort(ctx, "eth1", true)
-	}
-	c.Cleanup(func() {
-		if !mended {
-			_ = mend(context.Background())
-		}
-	})
+	mend := c.portDown(c.n[1], "eth1")
 	c.linkState(c.n[1], "down", portTold)
 	c.claiming(ns, "second-rail", podSpec{name: "later", node: c.n[1]})
 	c.event(ns, "later", "FailedScheduling", "cannot allocate all claims")
-	c.must(mend(c.Context()))
+	mend()
 	c.linkState(c.n[1], "up", portTold)
 	c.running(ns, "later", c.n[1])
 

@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,21 +65,11 @@ func allocation(c *cluster) {
 
 	c.grows(one, sum{}, 1)
 	c.restartKubelet(c.n[1])
-	c.must(c.n[1].SetPort(c.Context(), "eth1", false))
-	mended := false
-	mend := func(ctx context.Context) error {
-		mended = true
-		return c.n[1].SetPort(ctx, "eth1", true)
-	}
-	c.Cleanup(func() {
-		if !mended {
-			_ = mend(context.Background())
-		}
-	})
+	mend := c.portDown(c.n[1], "eth1")
 	c.allocatable(c.n[1], slots)
 	c.must(c.p.Client.Create(c.Context(), podSpec{name: "three", node: c.n[1], devices: slots}.object(ns)))
 	c.event(ns, "three", "FailedScheduling", "Insufficient "+deviceplugin.ResourceShared)
-	c.must(mend(c.Context()))
+	mend()
 	c.allocatable(c.n[1], 2*slots)
 	c.running(ns, "three", c.n[1])
 	if after := c.goesOn(one, 1); after.Failed > 0 || after.Ended {

@@ -400,17 +400,7 @@ func railLost(c *cluster) {
 	_, holder := c.pair("hold")
 	c.redundancy(holder, v1alpha1.RedundancySymmetric)
 	c.grows(holder, sum{}, 1)
-	c.must(c.n[1].SetPort(c.Context(), "eth1", false))
-	mended := false
-	mend := func(ctx context.Context) error {
-		mended = true
-		return c.n[1].SetPort(ctx, "eth1", true)
-	}
-	c.Cleanup(func() {
-		if !mended {
-			_ = mend(context.Background())
-		}
-	})
+	mend := c.portDown(c.n[1], "eth1")
 	l := c.redundancy(holder, v1alpha1.RedundancySingle)
 	c.event("", l.Name, "RedundancyLost", "")
 	c.eventually("SMCRNode to say that a device is down", soon, func() error {
@@ -421,7 +411,7 @@ func railLost(c *cluster) {
 		}
 		return nil
 	})
-	c.must(mend(c.Context()))
+	mend()
 	c.redundancy(holder, v1alpha1.RedundancySymmetric)
 	c.event("", l.Name, "RedundancyRestored", "")
 	after := c.goesOn(holder, 100)

@@ -72,6 +72,23 @@ func (c *cluster) eventually(what string, timeout time.Duration, condition func(
 	c.must(product.Eventually(c.Context(), what, timeout, condition))
 }
 
+// portDown takes a port of a node down until mend is called, or the scenario ends.
+func (c *cluster) portDown(n *lab.Node, port string) (mend func()) {
+	c.Helper()
+	c.must(n.SetPort(c.Context(), port, false))
+	mended := false
+	c.Cleanup(func() {
+		if !mended {
+			_ = n.SetPort(context.Background(), port, true) // the scenario has failed
+		}
+	})
+	return func() {
+		c.Helper()
+		mended = true
+		c.must(n.SetPort(c.Context(), port, true))
+	}
+}
+
 func (c *cluster) kubectl(args ...string) string {
 	c.Helper()
 	out, err := c.p.Lab.Kubectl(c.Context(), args...)
