@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/leaktest"
 )
 
 // TestMain fails when a test leaves a goroutine or descriptor. Of the second process of a test it is
@@ -20,26 +22,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	before := descriptors()
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-		// The network poller may have opened its own, a profile another.
-		if after := descriptors(); after > before+3 {
-			fmt.Fprintf(os.Stderr, "%d file descriptors before the tests, %d after\n", before, after)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-func descriptors() int {
-	e, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
-	return len(e)
+	os.Exit(leaktest.Run(m, func() error { return goleak.Find() }))
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/leaktest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/iwarp"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/softiwarp"
@@ -317,18 +318,18 @@ func TestSSP_endReleases(t *testing.T) {
 	} {
 		x, y, a, b := ends(t)
 		ca, cb := tcpPair(t)
-		before := descriptors()
+		before := leaktest.Descriptors()
 		upgrade(t, x, y, a, b, ca, cb)
-		if n := descriptors(); n != before {
+		if n := leaktest.Descriptors(); n != before {
 			t.Errorf("%s: %d descriptors of 2 connections' ends, %d before", name, n, before)
 		}
 		if err := end(x, a); err != nil {
 			t.Fatal(err)
 		}
 		deadline := time.Now().Add(patience)
-		for descriptors() > before-2 {
+		for leaktest.Descriptors() > before-2 {
 			if time.Now().After(deadline) {
-				t.Fatalf("%s: %d descriptors, want %d", name, descriptors(), before-2)
+				t.Fatalf("%s: %d descriptors, want %d", name, leaktest.Descriptors(), before-2)
 			}
 			time.Sleep(time.Millisecond) // polls the descriptors
 		}

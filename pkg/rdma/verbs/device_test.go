@@ -17,6 +17,7 @@ import (
 
 	"github.com/smcr-io/kube-smcr/internal/testenv"
 	"github.com/smcr-io/kube-smcr/pkg/rdma"
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/leaktest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/rdmatest"
 	"github.com/smcr-io/kube-smcr/pkg/rdma/verbs"
 )
@@ -408,7 +409,7 @@ func TestDevice_limits(t *testing.T) {
 		}},
 	} {
 		e := rdmatest.NewEnd(t, d, rdmatest.Options{})
-		before := [2]int{descriptors(), regions()}
+		before := [2]int{leaktest.Descriptors(), regions()}
 		d.Fail(func(call string) error {
 			if call == c.call {
 				return syscall.ENOMEM
@@ -420,7 +421,7 @@ func TestDevice_limits(t *testing.T) {
 		if !errors.Is(err, rdma.ErrNoResources) || !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("%s: %v, want ErrNoResources", c.call, err)
 		}
-		if diff := cmp.Diff(before, [2]int{descriptors(), regions()}); diff != "" {
+		if diff := cmp.Diff(before, [2]int{leaktest.Descriptors(), regions()}); diff != "" {
 			t.Errorf("%s left descriptors or regions (-before +after):\n%s", c.call, diff)
 		}
 		if err := c.try(e); err != nil {

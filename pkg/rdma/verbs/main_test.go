@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/smcr-io/kube-smcr/pkg/rdma/internal/leaktest"
 )
 
 // TestMain fails when a test leaves a goroutine, descriptor or region.
@@ -18,32 +20,15 @@ func TestMain(m *testing.M) {
 	if os.Getenv(lockedChild) != "" {
 		os.Exit(locked())
 	}
-	before := descriptors()
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-		// The network poller may have opened its own, a profile another.
-		if after := descriptors(); after > before+3 {
-			fmt.Fprintf(os.Stderr, "%d file descriptors before the tests, %d after\n", before, after)
-			code = 1
-		}
-		if n := regions(); n > 0 {
-			fmt.Fprintf(os.Stderr, "%d memory regions are still mapped\n", n)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	os.Exit(leaktest.Run(m, func() error { return goleak.Find() }, regionsLeft))
 }
 
-func descriptors() int {
-	e, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
+// regionsLeft reports memory that is still registered.
+func regionsLeft() error {
+	if n := regions(); n > 0 {
+		return fmt.Errorf("%d memory regions are still mapped", n)
 	}
-	return len(e)
+	return nil
 }
 
 // regions counts mappings of registered memory.
