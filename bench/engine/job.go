@@ -43,6 +43,15 @@ type Throughput struct {
 	Per  Amount
 }
 
+// MiB is how much a stream has moved.
+func MiB(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }
+
+// MiBPerSecond is the speed of a stream.
+func MiBPerSecond(r load.Result) float64 { return MiB(r) / r.Elapsed.Seconds() }
+
+// PerMiB refers the costs of a stream to a MiB.
+var PerMiB = Amount{Name: "MiB", Of: MiB}
+
 // Micros is a duration in microseconds.
 func Micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 

@@ -67,9 +67,9 @@ func (s *settings) iwarpJobs() []engine.Job {
 			Load: load.Load{Kind: load.Stream, SizeBytes: 1 << 20, Conns: 1, Duration: s.Duration},
 			Figures: []engine.Figure{{
 				Case: &report.Case{Group: group, Name: "stream of 1 MiB messages", Unit: "MiB/s", Base: pathSIW, Targets: targets},
-				Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
+				Of:   engine.MiBPerSecond,
 			}},
-			Per: engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }},
+			Per: engine.PerMiB,
 		},
 	}
 }

@@ -41,7 +41,7 @@ func (s *settings) jobs() []engine.Job {
 	kernel := report.Target{Path: pathConn, Against: pathKernel, Limit: ofKernel}
 	jobs = append(jobs, s.Streams(group, "", pathVerbs, []int{4 << 10, 64 << 10, 1 << 20}, engine.Throughput{
 		Unit: "MiB/s",
-		Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
+		Of:   engine.MiBPerSecond,
 		Per:  engine.Amount{Name: "GiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 30) }},
 	}, engine.Always(report.Target{Path: pathConn, Against: pathVerbs, Limit: ofVerbs}, kernel))...)
 	opening := &report.Case{

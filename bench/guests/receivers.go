@@ -45,12 +45,11 @@ func (s *settings) ceilingJobs() []engine.Job {
 			Targets: []report.Target{{Path: pathTwoTwoRecvs, Against: pathOne, Limit: ofOneProcessor}},
 		}, Of: of}}
 	}
-	mib := func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }
 	return []engine.Job{
 		{
 			Load:    load.Load{Kind: load.Stream, SizeBytes: 64 << 10, Conns: ceilingPods, Duration: s.Duration},
-			Figures: figure("stream of 64 KiB writes to each", "MiB/s", func(r load.Result) float64 { return mib(r) / r.Elapsed.Seconds() }),
-			Per:     engine.Amount{Name: "MiB", Of: mib},
+			Figures: figure("stream of 64 KiB writes to each", "MiB/s", engine.MiBPerSecond),
+			Per:     engine.PerMiB,
 		},
 		{
 			Load:    load.Load{Kind: load.Echo, SizeBytes: 64, Conns: 8 * ceilingPods, Duration: s.Duration},

@@ -36,8 +36,8 @@ func (s *settings) sdpJobs() []engine.Job {
 	const group = "two guests, SDP on siw"
 	streams := s.Streams(group, "", pathTCP, []int{64 << 10, 1 << 20}, engine.Throughput{
 		Unit: "MiB/s",
-		Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
-		Per:  engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }},
+		Of:   engine.MiBPerSecond,
+		Per:  engine.PerMiB,
 	}, engine.Always(
 		report.Target{Path: pathSDP, Against: pathTCP, Limit: sdpOfTCP}, report.Target{Path: pathSDPBuffers, Against: pathTCP, Limit: sdpOfTCP}))
 	return append([]engine.Job{

@@ -42,9 +42,9 @@ func (s *settings) roceJobs() []engine.Job {
 			Load: load.Load{Kind: load.Stream, SizeBytes: size.bytes, Conns: 1, Duration: s.Duration},
 			Figures: []engine.Figure{{
 				Case: &report.Case{Group: group, Name: "stream of " + size.name + " messages", Unit: "MiB/s", Base: pathRead, Targets: size.targets},
-				Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
+				Of:   engine.MiBPerSecond,
 			}},
-			Per: engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }},
+			Per: engine.PerMiB,
 		})
 	}
 	return jobs

@@ -60,8 +60,8 @@ func (s *settings) transparentJobs() []engine.Job {
 	}
 	jobs = append(jobs, s.Streams(group, "", pathTCP, []int{64 << 10}, engine.Throughput{
 		Unit: "MiB/s",
-		Of:   func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) / r.Elapsed.Seconds() },
-		Per:  engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }},
+		Of:   engine.MiBPerSecond,
+		Per:  engine.PerMiB,
 	}, engine.Always(ofAgents(datapathStream), ofOpened))...)
 	opening := &report.Case{Group: group, Name: "opening connections", Unit: "connections/s", Base: pathTCP, Targets: []report.Target{ofOpened}}
 	return append(jobs, s.Openings(1, engine.Figure{Case: opening, Of: engine.OpsPerSecond}))

@@ -166,12 +166,9 @@ func (b *bench) profiles(what string, n int) string {
 // streams are told in Gbit/s, against TCP.
 func (b *bench) streams(group, prefix string, targets func(conns int) []report.Target) []engine.Job {
 	return b.Streams(group, prefix, pathTCP, []int{64 << 10, 1 << 20}, engine.Throughput{
-		Unit: "Gbit/s", Of: gigabits, Per: mebibytes,
+		Unit: "Gbit/s", Of: gigabits, Per: engine.PerMiB,
 	}, targets)
 }
 
 // gigabits is the speed of a stream in Gbit/s.
 func gigabits(r load.Result) float64 { return float64(r.Bytes) * 8 / float64(r.Elapsed) }
-
-// mebibytes is what costs of streams refer to.
-var mebibytes = engine.Amount{Name: "MiB", Of: func(r load.Result) float64 { return float64(r.Bytes) / (1 << 20) }}

@@ -116,6 +116,6 @@ func (b *bench) iwarpStream(group, prefix string) engine.Job {
 			},
 			Of: gigabits,
 		}},
-		Per: mebibytes,
+		Per: engine.PerMiB,
 	}
 }

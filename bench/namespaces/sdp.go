@@ -120,7 +120,7 @@ func (b *bench) sdpStream(group, prefix, name string, size int, targets ...repor
 			{Case: &report.Case{Group: group, Name: name, Unit: "Gbit/s", Base: pathTCP, Targets: targets}, Of: gigabits},
 			{Case: &report.Case{Group: group, Name: name + ", copied by both libraries", Unit: "MiB/GiB", Lower: true, Base: pathBcopy}, Of: copied},
 		},
-		Per: mebibytes,
+		Per: engine.PerMiB,
 	}
 }
 

@@ -66,11 +66,11 @@ func sweeps(name, where string) []swept {
 	return []swept{
 		{
 			chart("stream", "size", "Streams on 1 connection", report.WriteBytes, "throughput"), sizes,
-			func(v int) load.Load { return load.Load{Kind: load.Stream, SizeBytes: v, Conns: 1} }, throughput, mebibytes,
+			func(v int) load.Load { return load.Load{Kind: load.Stream, SizeBytes: v, Conns: 1} }, throughput, engine.PerMiB,
 		},
 		{
 			chart("stream", "conns", "Streams of 64 KiB writes", report.Connections, "throughput"), conns,
-			func(v int) load.Load { return load.Load{Kind: load.Stream, SizeBytes: 64 << 10, Conns: v} }, throughput, mebibytes,
+			func(v int) load.Load { return load.Load{Kind: load.Stream, SizeBytes: 64 << 10, Conns: v} }, throughput, engine.PerMiB,
 		},
 		{
 			chart("roundtrip", "size", "Round trips on 1 connection", report.MessageBytes, "round trip, p50"), sizes,
