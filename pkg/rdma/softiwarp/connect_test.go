@@ -416,24 +416,32 @@ func TestConnect_sparesPeers(t *testing.T) {
 	}
 }
 
-// TestConnect_nudges: a peer that says nothing is sent the empty WRITE again, until it says
-// something. Linux's siw may have slept through the first one.
-func TestConnect_nudges(t *testing.T) {
-	x, _, a, _ := ends(t)
-	ca, cb := tcpPair(t)
+// connectToHand connects an initiator to a peer of which the test writes the bytes, on peer: it has agreed to all that the
+// initiator asked for.
+func connectToHand(t *testing.T, o softiwarp.ConnectOptions) (x *rdmatest.End, a *softiwarp.Device, peer *net.TCPConn) {
+	t.Helper()
+	x, _, a, _ = ends(t)
+	own, peer := tcpPair(t)
 	connected := make(chan error, 1)
 	go func() {
-		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{})
+		_, err := a.Connect(within(t), x.QP, own, o)
 		connected <- err
 	}()
-	f := readFrame(t, cb)
-	f.Reply = true
-	if _, err := cb.Write(f.Append(nil)); err != nil {
+	f := readFrame(t, peer)
+	f.Reply, f.PrivateData = true, nil
+	if _, err := peer.Write(f.Append(nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-connected; err != nil {
 		t.Fatal(err)
 	}
+	return x, a, peer
+}
+
+// TestConnect_nudges: a peer that says nothing is sent the empty WRITE again, until it says
+// something. Linux's siw may have slept through the first one.
+func TestConnect_nudges(t *testing.T) {
+	_, _, cb := connectToHand(t, softiwarp.ConnectOptions{})
 	_ = cb.SetReadDeadline(time.Now().Add(patience))
 	var first, again [20]byte // an empty WRITE: length, header, CRC
 	if _, err := io.ReadFull(cb, first[:]); err != nil {
@@ -477,21 +485,7 @@ func TestConnect_streamed(t *testing.T) {
 		t.Errorf("no connection lasted less than %v", best)
 	}
 
-	x, _, a, _ := ends(t)
-	ca, cb := tcpPair(t)
-	connected := make(chan error, 1)
-	go func() {
-		_, err := a.Connect(within(t), x.QP, ca, o)
-		connected <- err
-	}()
-	f := readFrame(t, cb)
-	f.Reply = true
-	if _, err := cb.Write(f.Append(nil)); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-connected; err != nil {
-		t.Fatal(err)
-	}
+	_, _, cb := connectToHand(t, o)
 	_ = cb.SetReadDeadline(time.Now().Add(patience))
 	var first [20]byte // an empty WRITE: length, header, CRC
 	if _, err := io.ReadFull(cb, first[:]); err != nil {
@@ -554,22 +548,8 @@ func TestDisconnect(t *testing.T) {
 
 // TestDisconnect_full: what was posted is sent before the end, also what the queue pair had no place for yet.
 func TestDisconnect_full(t *testing.T) {
-	x, _, a, _ := ends(t)
-	ca, cb := tcpPair(t)
-	connected := make(chan error, 1)
-	go func() {
-		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{Streamed: true}) // it sends at once
-		connected <- err
-	}()
-	f := readFrame(t, cb)
-	f.Reply, f.PrivateData = true, nil
-	if _, err := cb.Write(f.Append(nil)); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-connected; err != nil {
-		t.Fatal(err)
-	}
-	const places, size = 64, 32 << 20 // more than all buffers of TCP
+	x, a, cb := connectToHand(t, softiwarp.ConnectOptions{Streamed: true}) // it sends at once
+	const places, size = 64, 32 << 20                                      // more than all buffers of TCP
 	mr, err := x.PD.AllocMR(size, 0)
 	if err != nil {
 		t.Fatal(err)

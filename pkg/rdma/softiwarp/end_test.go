@@ -54,22 +54,8 @@ func TestDevice_AwaitEnd(t *testing.T) {
 // TestMR_closedUnderWrite: a region is closed under WRITEs to a peer that takes nothing more. The program hears at once that
 // they have failed, and the connection ends although the peer neither reads nor says anything.
 func TestMR_closedUnderWrite(t *testing.T) {
-	x, _, a, _ := ends(t)
-	ca, cb := tcpPair(t)
-	connected := make(chan error, 1)
-	go func() {
-		_, err := a.Connect(within(t), x.QP, ca, softiwarp.ConnectOptions{Streamed: true}) // it sends at once
-		connected <- err
-	}()
-	f := readFrame(t, cb)
-	f.Reply, f.PrivateData = true, nil
-	if _, err := cb.Write(f.Append(nil)); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-connected; err != nil {
-		t.Fatal(err)
-	}
-	const writes, size = 16, 8 << 20 // more than all buffers of TCP
+	x, a, _ := connectToHand(t, softiwarp.ConnectOptions{Streamed: true}) // it sends at once
+	const writes, size = 16, 8 << 20                                      // more than all buffers of TCP
 	mr, err := x.PD.AllocMR(size, 0)
 	if err != nil {
 		t.Fatal(err)
