@@ -78,7 +78,7 @@ type life struct {
 
 // newConn makes a connection without an endpoint.
 func (s *Stack) newConn(r socket.Role, tcp *net.TCPConn) (*Conn, error) {
-	return s.newConnOn(r, tcp.LocalAddr(), tcp.RemoteAddr(), func(c *Conn) (link, error) { return c.newLink(tcp), c.attach(tcp) })
+	return s.newConnOn(r, tcp.LocalAddr(), tcp.RemoteAddr(), func(c *Conn) (link, error) { return c.newLink(tcp), c.moves.attach(tcp) })
 }
 
 // newConnOn makes a connection between two addresses.

@@ -21,7 +21,7 @@ var GiveUp = giveUp
 
 // ComeBack is what answers a peer that has moved.
 func (c *Conn) ComeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
-	return c.comeBack(ctx, port)
+	return c.moves.comeBack(ctx, port)
 }
 
 // BuffersOf is how many Buffers a connection remembers.

@@ -172,7 +172,7 @@ func (c *Conn) goTo(ctx context.Context, m *bsdh.Message) error {
 
 // follow connects to the port at which the peer waits, as the connecting peer.
 func (c *Conn) follow(ctx context.Context, port uint16) error {
-	tcp, err := c.comeBack(ctx, port)
+	tcp, err := c.moves.comeBack(ctx, port)
 	if err != nil {
 		return fmt.Errorf("connect to where the peer has moved: %w", err)
 	}
@@ -256,7 +256,7 @@ func (c *Conn) reopen(ctx context.Context, tcp *net.TCPConn) (link, error) {
 func (c *Conn) tryReopen(tcp *net.TCPConn) (link, error) {
 	c.lock()
 	defer c.unlock()
-	err := c.attach(tcp)
+	err := c.moves.attach(tcp)
 	if err == nil && c.life.over {
 		err = net.ErrClosed
 	}
@@ -273,12 +273,12 @@ func (c *Conn) tryReopen(tcp *net.TCPConn) (link, error) {
 	return c.link, nil
 }
 
-// attach notes the ends of a TCP connection that carries c from now on, and lets the next one, after a suspension, have the same port.
-func (c *Conn) attach(tcp *net.TCPConn) (err error) {
-	if c.moves.local, err = endOf(tcp.LocalAddr()); err != nil {
+// attach notes the ends of the TCP connection that carries the connection from now on, and lets the next one, after a suspension, have the same port.
+func (m *moves) attach(tcp *net.TCPConn) (err error) {
+	if m.local, err = endOf(tcp.LocalAddr()); err != nil {
 		return err
 	}
-	if c.moves.remote, err = endOf(tcp.RemoteAddr()); err != nil {
+	if m.remote, err = endOf(tcp.RemoteAddr()); err != nil {
 		return err
 	}
 	r, err := tcp.SyscallConn()
@@ -290,22 +290,22 @@ func (c *Conn) attach(tcp *net.TCPConn) (err error) {
 
 // comeBack connects to the port at which the peer waits after a suspension, from the port that we had if possible (§13.1.1). We connect
 // only to the peer's own address, and to no port below minSuspendPort: a peer shall not be able to send us to another service.
-func (c *Conn) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
+func (m *moves) comeBack(ctx context.Context, port uint16) (*net.TCPConn, error) {
 	if port < minSuspendPort {
 		return nil, fmt.Errorf("port %d, want %d at least: %w", port, minSuspendPort, rdma.ErrInvalid)
 	}
 	d := net.Dialer{
-		LocalAddr: net.TCPAddrFromAddrPort(c.moves.local),
+		LocalAddr: net.TCPAddrFromAddrPort(m.local),
 		Control:   func(_, _ string, r syscall.RawConn) error { return plaintcp.ShareAddress(r) },
 	}
-	to := netip.AddrPortFrom(c.moves.remote.Addr(), port).String()
+	to := netip.AddrPortFrom(m.remote.Addr(), port).String()
 	for ours := true; ; {
 		tcp, err := plaintcp.Dial(ctx, d, to)
 		switch {
 		case err == nil:
 			return tcp, nil
 		case ours && (errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL)): // it is a listener's
-			ours, d.LocalAddr = false, net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.moves.local.Addr(), 0))
+			ours, d.LocalAddr = false, net.TCPAddrFromAddrPort(netip.AddrPortFrom(m.local.Addr(), 0))
 		default:
 			if err = afterShortage(ctx, err); err != nil {
 				return nil, err
