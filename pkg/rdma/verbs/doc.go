@@ -47,10 +47,10 @@
 //
 // # What libibverbs does not do
 //
-// libibverbs tells of no change to ERR. This package notices one by a completion, by an
-// event, or when State is called. The first completion with an error makes the event
-// (EventQPFatal, EventPathDown) as well, so a user that neither polls nor calls State may
-// not learn that the queue pair has failed.
+// libibverbs does not always tell that a queue pair has gone to ERR. This package notices
+// it by a completion, by an event, or when State is called. The first completion with an
+// error also makes the event (EventQPFatal, EventPathDown), so a user that neither polls
+// nor calls State may not learn that the queue pair has failed.
 //
 // A queue pair that is closed leaves completions in the completion queue with some
 // drivers and takes them out with others. Here those that arrived before stay, as
