@@ -116,7 +116,7 @@ func (px *proxy) bypassFirst(s *session, code agentapi.Code) bool {
 	case agentapi.CodeBudgetConns, agentapi.CodeBudgetMemory:
 		px.bypass(s, code, true)
 	case agentapi.CodeMesh:
-		return px.bypass(s, code, true)
+		return px.bypass(s, code, true) // whatever time that takes
 	}
 	return true
 }
@@ -128,7 +128,8 @@ func (px *proxy) bypass(s *session, code agentapi.Code, passing bool) bool {
 }
 
 // bypassFor is bypass, and returns for how long the entry was made; 0: it was not, or not yet. The kernel makes it wait for
-// other changes of nftables, which take long in some other pod perhaps: this connection does not.
+// other changes of nftables, which take long in some other pod perhaps. This connection does not wait, unless another program
+// redirects connections in the pod.
 func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Duration {
 	n := px.agent.node.Load()
 	ttl := n.NegativeCacheTTL
@@ -142,7 +143,10 @@ func (px *proxy) bypassFor(s *session, code agentapi.Code, passing bool) time.Du
 		return 0 // s.decision may be old, and the cache counts for the pod's other interfaces, too
 	}
 	var made bool
-	if !px.agent.bypasses.making.run(s.pod.String(), px.agent.cfg.bypassPatience, func() { made = makeBypass(px, s, code, ttl) }) {
+	makes := func() { made = makeBypass(px, s, code, ttl) }
+	if code == agentapi.CodeMesh { // without an entry the connection must not be dialed
+		makes()
+	} else if !px.agent.bypasses.making.run(px, px.agent.cfg.bypassPatience, makes) {
 		px.log.Debug("destination not remembered yet: the kernel is busy with other changes of nftables", "peer", s.dst)
 		return 0
 	}
@@ -171,6 +175,9 @@ func makeBypass(px *proxy, s *session, code agentapi.Code, ttl time.Duration) bo
 			px.log.Warn("negative cache not emptied, so that new connections may be plain TCP though SMC-R is required", "peer", s.dst, "err", err)
 		}
 		return false
+	}
+	if px.life.Err() != nil {
+		return false // the pod's entries are forgotten, or will be
 	}
 	px.agent.bypasses.add(agentapi.Bypass{Pod: s.pod.String(), Dest: s.dst, Reason: code, Until: time.Now().Add(ttl)})
 	return true

@@ -343,10 +343,20 @@ func TestProxy_bypassSlow(t *testing.T) {
 	if got := b.a.bypasses.list(time.Now()); len(got) > 0 {
 		t.Errorf("%v counts as left alone", got)
 	}
+	mesh := make(chan bool)
+	go func() { mesh <- p.px.bypassFirst(p.outboundTo("192.0.2.9:82"), agentapi.CodeMesh) }()
+	select {
+	case <-mesh:
+		t.Error("dialed, or reset, before its destination is left alone, though another program redirects connections")
+	case <-time.After(3 * b.a.cfg.bypassPatience):
+	}
 	close(slow.until)
+	if !<-mesh {
+		t.Error("not dialed, though its destination is left alone")
+	}
 	eventually(t, func() string {
-		if got := b.a.bypasses.list(time.Now()); len(got) != 1 || got[0].Dest != first.dst {
-			return fmt.Sprintf("left alone are %v, want %v", got, first.dst)
+		if got := b.a.bypasses.list(time.Now()); len(got) != 2 || got[0].Dest != first.dst && got[1].Dest != first.dst {
+			return fmt.Sprintf("left alone are %v, want %v and another one", got, first.dst)
 		}
 		return ""
 	})

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// turns runs tasks that may take long, one at a time for each key, and lets nobody wait long for them:
+// turns runs tasks that may take long, one at a time for each pod, and lets nobody wait long for them:
 //
 //	0 ms    a task begins, and hangs
 //	100 ms  a second one begins to wait for its turn
-//	250 ms  whoever began the first one goes on without it; from now on others for that key do not even wait
+//	250 ms  whoever began the first one goes on without it; from now on others for that pod do not even wait
 //	350 ms  the second one would have waited long enough; since 250 ms nobody waits
 //	30 s    the task ends: the next one has its turn
 //
 // Its zero value is ready.
 type turns struct {
 	mu   sync.Mutex // guards what is below
-	busy map[string]*turn
+	busy map[*proxy]*turn
 }
 
 type turn struct {
@@ -27,12 +27,12 @@ type turn struct {
 }
 
 // run runs the task, and reports whether it has ended within patience. If not, it may still run, or never will.
-func (t *turns) run(key string, patience time.Duration, task func()) bool {
+func (t *turns) run(px *proxy, patience time.Duration, task func()) bool {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	mine := &turn{end: make(chan struct{}), late: make(chan struct{})}
 	for {
-		other := t.begin(key, mine)
+		other := t.begin(px, mine)
 		if other == nil {
 			break
 		}
@@ -45,7 +45,7 @@ func (t *turns) run(key string, patience time.Duration, task func()) bool {
 		}
 	}
 	go func() {
-		defer t.finish(key, mine)
+		defer t.finish(px, mine)
 		task()
 	}()
 	select {
@@ -57,23 +57,23 @@ func (t *turns) run(key string, patience time.Duration, task func()) bool {
 	}
 }
 
-// begin makes mine the turn of a key, or returns the other one that is.
-func (t *turns) begin(key string, mine *turn) (other *turn) {
+// begin makes mine the turn of a pod, or returns the other one that is.
+func (t *turns) begin(px *proxy, mine *turn) (other *turn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if other := t.busy[key]; other != nil {
+	if other := t.busy[px]; other != nil {
 		return other
 	}
 	if t.busy == nil {
-		t.busy = map[string]*turn{}
+		t.busy = map[*proxy]*turn{}
 	}
-	t.busy[key] = mine
+	t.busy[px] = mine
 	return nil
 }
 
-func (t *turns) finish(key string, mine *turn) {
+func (t *turns) finish(px *proxy, mine *turn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.busy, key)
+	delete(t.busy, px)
 	close(mine.end)
 }

@@ -215,7 +215,7 @@ func (r *nodes) state(n *v1alpha1.SMCRNode, node *corev1.Node, pods []corev1.Pod
 }
 
 // grace is how much longer to wait before an agent without a Lease counts as gone: agentGrace for
-// an agent that was there, startGrace for the first agent of a node.
+// an agent that was there or has no pod, startGrace for the first agent of a node once it has a pod.
 func (r *nodes) grace(n *v1alpha1.SMCRNode, state metav1.Condition) time.Duration {
 	if state.Status == metav1.ConditionTrue || agentMissing(n) {
 		r.found(n.Name)

@@ -59,6 +59,7 @@ func InstallRedirect(ns *NetNS, cfg RedirectConfig) (*Redirect, error) {
 	}
 	u.Keep()
 	r.prompt.ttl = cfg.ttl()
+	r.prompt.pulse, _ = openPulse(ns, cfg.Mark) // Renew tries again
 	r.conn.answer = min(nftAnswerTime, cfg.ttl()/6)
 	return r, nil
 }

@@ -183,6 +183,9 @@ func (l *link) lateCompletion(now time.Time, wc *rdma.WC) {
 // that takes it. Where another link has the place, the machine would take the message for that one's.
 func (l *link) handleLateRecv(now time.Time, msg []byte) {
 	g := l.g
+	if g.lg.State() != linkgroup.Dead && g.lg.AwaitsEarlier(l.index, msg) {
+		g.s.devices.drain(now, l.rnic) // as in handleCompletion
+	}
 	if dead := g.lg.State() == linkgroup.Dead; dead && l.broken || !dead && g.links[l.index] != nil {
 		return
 	}

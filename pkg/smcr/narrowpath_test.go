@@ -241,3 +241,44 @@ func TestNarrowPath_ordinaryLoss(t *testing.T) {
 		})
 	}
 }
+
+// TestNarrowPath_lostRequest: that a link runs out of retries at its first large WRITE tells of the path, and at a message behind it,
+// when the WRITE itself may have arrived, it does not.
+func TestNarrowPath_lostRequest(t *testing.T) {
+	for _, tc := range []struct {
+		op   rdma.Opcode
+		told int
+	}{{rdma.OpWrite, 1}, {rdma.OpSend, 0}} {
+		t.Run(tc.op.String(), func(t *testing.T) {
+			told := make(chan smcr.PathMTU, 1)
+			p := newPair(t, func(c *smcr.Config) { c.Hooks.PathMTU = func(m smcr.PathMTU) { told <- m } })
+			c, s := p.dial(t)
+			exchange(t, c, s)
+			p.fabric.hold(true)
+			if _, err := c.Write(make([]byte, 16<<10)); err != nil {
+				t.Fatal(err)
+			}
+			waitFor(t, "the request", func() bool { return p.fabric.exhaust(p.client, tc.op) })
+			waitFor(t, "the end of the link group", func() bool { return len(p.client.LinkGroups()) == 0 })
+			if len(told) != tc.told {
+				t.Errorf("told %d times, want %d", len(told), tc.told)
+			}
+			_, _ = c.Abort(), s.Abort()
+		})
+	}
+}
+
+// exhaust has the retries of a stack's oldest request of a kind run out, and reports whether there is one.
+func (f *fakeFabric) exhaust(s *smcr.Stack, op rdma.Opcode) bool {
+	num := s.LinkGroups()[0].Links[0].LocalQPN
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := f.qps[num]
+	i := slices.IndexFunc(q.waiting, func(w fakeSend) bool { return w.wr.Op == op })
+	if i < 0 {
+		return false
+	}
+	q.state = rdma.QPError
+	q.scq.push(rdma.WC{ID: q.waiting[i].wr.ID, Op: rdma.OpSend, Status: rdma.StatusRetryExceeded, QPN: num})
+	return true
+}

@@ -19,7 +19,7 @@ const (
 	product       = "kube-smcr"
 )
 
-// notStarted says why there are no agents; "" if there is no installation. Either a pod of the
+// notStarted says why there are no agents; "" if there is no installation, or nothing can be said. Either a pod of the
 // installation does not start: for example, if the image is missing, the first Job waits, and there
 // is no DaemonSet yet. Or the agents' DaemonSet has no pods, because it selects no node, or because
 // Pod Security refuses them, for example.
