@@ -110,8 +110,13 @@ func TestLink_addressOnLoopback(t *testing.T) {
 		{"-4", "/32", "10.92.0.1", "10.92.0.2", v.a4, v.b4},
 		{"-6", "/128", "fd92::1", "fd92::2", v.a6, v.b6},
 	} {
-		ip(t, "-n", v.a, "addr", "add", f.a+f.len, "dev", "lo")
-		ip(t, "-n", v.b, "addr", "add", f.b+f.len, "dev", "lo")
+		for ns, addr := range map[string]string{v.a: f.a, v.b: f.b} {
+			add := []string{"-n", ns, "addr", "add", addr + f.len, "dev", "lo"}
+			if f.family == "-6" {
+				add = append(add, "nodad") // else it can be no source for a moment
+			}
+			ip(t, add...)
+		}
 		ip(t, "-n", v.a, f.family, "route", "add", f.b+f.len, "via", f.viaB.String(), "dev", "v0", "src", f.a)
 		ip(t, "-n", v.b, f.family, "route", "add", f.a+f.len, "via", f.viaA.String(), "dev", "v1", "src", f.b)
 		a := active(t, v.a, soft.Config{Addr: netip.MustParseAddr(f.a), MTU: rdma.MTU4096})
