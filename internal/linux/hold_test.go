@@ -203,7 +203,7 @@ func TestHold_outcomes(t *testing.T) {
 			t.Run(w.name+"/"+c.decision.String(), func(t *testing.T) {
 				h.serve(t, HolderConfig{Ask: askAfter(wait, c.decision)}, QueueConfig{})
 				connect(t, h.pod, h.dst, w.mapped, 0).check(t, c.who, c.errno, wait, wait+slack)
-				if got := h.holder.Counters(); got.Held != 1 || got.Gone+got.Broken+got.NotSYN+got.Repeated != 0 {
+				if got := settled(h.holder); got.Held != 1 || got.Gone+got.Broken+got.NotSYN+got.Repeated != 0 {
 					t.Errorf("counters %+v, want one SYN that was held", got)
 				}
 			})
@@ -324,7 +324,7 @@ func TestHold_ownTimeout(t *testing.T) {
 			go func() { result <- connect(t, h.pod, h.dst, w.mapped, limit) }()
 			waitFor(t, "the held SYN", func() bool { return h.holder.Counters().Held == 1 })
 			(<-result).check(t, "", unix.EINPROGRESS, limit, limit+slack)
-			if got := h.holder.Counters(); got.Verdicts[synqueue.Pass] != 0 {
+			if got := settled(h.holder); got.Verdicts[synqueue.Pass] != 0 {
 				t.Errorf("counters %+v, want one SYN that waits", got)
 			}
 		})
@@ -389,7 +389,7 @@ func TestHold_repeatedSYN(t *testing.T) {
 			}
 			const limit = 2500 * time.Millisecond // the repetition comes after 1 s
 			connect(t, h.pod, dst, false, limit).check(t, "", unix.EINPROGRESS, limit, limit+slack)
-			if got := h.holder.Counters(); got.Held != 1 || got.Repeated != 0 {
+			if got := settled(h.holder); got.Held != 1 || got.Repeated != 0 {
 				t.Errorf("counters %+v, want one SYN that was held once", got)
 			}
 		})
@@ -419,7 +419,7 @@ func TestHold_manyRefused(t *testing.T) {
 						late++
 					}
 				}
-				if got := h.holder.Counters(); late > 120/20 || got.Held != 120 || got.Repeated != uint64(late) {
+				if got := settled(h.holder); late > 120/20 || got.Held != 120 || got.Repeated != uint64(late) {
 					t.Errorf("%d of 120 came late; counters %+v", late, got)
 				}
 			})

@@ -23,3 +23,10 @@ func TestHolder_Counters(t *testing.T) {
 		t.Error("the counters wait for the verdicts")
 	}
 }
+
+// settled are a holder's counters when no verdict is under way: a packet goes on before it counts.
+func settled(h *Holder) HolderCounters {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.Counters()
+}

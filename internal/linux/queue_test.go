@@ -72,7 +72,7 @@ func TestQueue_hookTakenOut(t *testing.T) {
 	if c.took < 900*time.Millisecond || c.took > time.Second+slack || c.errno != 0 { // TCP repeats after a second
 		t.Errorf("connect() ended with %v after %v", c.errno, c.took)
 	}
-	if got := h.holder.Counters(); got.Gone != 1 || got.Held != 1 || got.Repeated != 1 {
+	if got := settled(h.holder); got.Gone != 1 || got.Held != 1 || got.Repeated != 1 {
 		t.Errorf("counters %+v, want one SYN that was gone, and decided when it was repeated", got)
 	}
 }
@@ -234,7 +234,7 @@ func TestAttack_fullQueue(t *testing.T) {
 		h.install(t, testHoldConfig(t, families[0]))
 		startConnects(t, h.pod, nowhere, blackhole)
 		connect(t, h.pod, h.dst, false, 0).check(t, "server", 0, 0, slack)
-		if got := h.holder.Counters(); got.Held != 32 || got.Full < nowhere-32 {
+		if got := settled(h.holder); got.Held != 32 || got.Full < nowhere-32 {
 			t.Errorf("counters %+v, want 32 held and the others passed", got)
 		}
 	})
@@ -312,7 +312,7 @@ func TestAttack_notSYN(t *testing.T) {
 			t.Fatalf("got %d bytes, %v, want %d", n, err, size)
 		}
 	}
-	if got := h.holder.Counters(); got.NotSYN < 4 || got.Held != 0 {
+	if got := settled(h.holder); got.NotSYN < 4 || got.Held != 0 {
 		t.Errorf("counters %+v, want packets that are no SYNs", got)
 	}
 }
