@@ -342,9 +342,10 @@ func (r *Redirect) Release(lasting time.Duration) error {
 	if r.closed {
 		return nil
 	}
-	r.end()
 	// The next agent may be of an earlier version (see installSteps). It takes them again if it is not.
-	return errors.Join(r.give(fwmarkReflect4), r.give(fwmarkReflect6), r.renewLocked(max(lasting, r.cfg.ttl())), r.closeLocked())
+	return errors.Join(r.give(fwmarkReflect4), r.give(fwmarkReflect6), r.renewMeanwhile(r.cfg.ttl(), func() error {
+		return r.renewLocked(max(lasting, r.cfg.ttl()))
+	}), r.closeLocked())
 }
 
 // Close closes r and leaves everything in the namespace as it is. It is for a namespace

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/google/nftables"
@@ -84,6 +85,28 @@ func (r *Redirect) renewPromptly() error {
 		return fmt.Errorf("renew redirection in %s: the packet was stopped before the rule", r.ns)
 	}
 	return nil
+}
+
+// renewMeanwhile renews by packets for as long as a transaction takes, which may have to wait for others. One packet may come
+// just behind it: then the diversion lasts for a TTL from there.
+func (r *Redirect) renewMeanwhile(ttl time.Duration, transaction func() error) error {
+	done := make(chan struct{})
+	var packets sync.WaitGroup
+	packets.Go(func() {
+		t := time.NewTicker(ttl / 3)
+		defer t.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-t.C:
+				_ = r.renewPromptly() // if that does not work, the transaction does, or says why not
+			}
+		}
+	})
+	defer packets.Wait()
+	defer close(done)
+	return transaction()
 }
 
 // pulse renews the element in "alive" by a packet, over sockets that stay open: without entering the namespace.

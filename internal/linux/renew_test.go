@@ -140,6 +140,24 @@ func TestRedirect_renewsMeanwhile(t *testing.T) {
 	}
 }
 
+// TestRedirect_renewsBesideTransaction: while a transaction waits, what it would renew is renewed.
+func TestRedirect_renewsBesideTransaction(t *testing.T) {
+	const ttl = 2 * time.Second
+	pod, r, _ := outbound(t, families[0], func(c *RedirectConfig) { c.FailOpenTTL = ttl })
+	begin := time.Now()
+	mustDo(t, r.renewMeanwhile(ttl, func() error {
+		waitFor(t, "the TTL", func() bool { return time.Since(begin) > 3*ttl/2 })
+		if left := aliveFor(t, pod); left == 0 {
+			t.Error("the diversion has ended")
+		}
+		return r.renewLocked(time.Hour)
+	}))
+	waitFor(t, "the TTL", func() bool { return time.Since(begin) > 2*ttl }) // nothing renews any more
+	if left := aliveFor(t, pod); left < time.Hour/2 {
+		t.Errorf("diverts for another %v, want %v", left, time.Hour)
+	}
+}
+
 // TestRedirect_endedIsNotRenewed: neither a removed redirection nor one that was left to a successor is renewed by the agent
 // that gave it up.
 func TestRedirect_endedIsNotRenewed(t *testing.T) {
