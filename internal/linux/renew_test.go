@@ -122,6 +122,25 @@ func TestRedirect_renewsOften(t *testing.T) {
 	}
 }
 
+// TestRedirect_renewsWithoutRoute: a packet that cannot be sent keeps no diversion from being renewed.
+func TestRedirect_renewsWithoutRoute(t *testing.T) {
+	const ttl = 2 * time.Second
+	pod, r, _ := outbound(t, families[0], func(c *RedirectConfig) { c.FailOpenTTL = ttl })
+	inNS(t, pod, "rule add pref 10 lookup local\nrule del pref 0\nrule add pref 5 to 127.0.0.1 unreachable\n", "ip", "-batch", "-")
+	waitFor(t, "an element that is to be renewed", func() bool { return aliveFor(t, pod) < ttl*2/3 })
+	before := generation(t, pod)
+	mustDo(t, r.Renew())
+	if left := aliveFor(t, pod); left < ttl*2/3 || generation(t, pod) == before {
+		t.Errorf("diverts for another %v, want %v by a transaction", left, ttl)
+	}
+	inNS(t, pod, "", "ip", "rule", "del", "pref", "5")
+	before = generation(t, pod)
+	mustDo(t, r.Renew())
+	if generation(t, pod) != before {
+		t.Error("still renewed by a transaction")
+	}
+}
+
 // TestRedirect_renewsMeanwhile: who has the diversion's mutex for a transaction that waits does not keep a renewal.
 func TestRedirect_renewsMeanwhile(t *testing.T) {
 	_, r, _ := outbound(t, families[0], nil)
