@@ -12,7 +12,6 @@ import (
 //	0 ms    a task begins, and hangs
 //	100 ms  a second one begins to wait for its turn
 //	250 ms  whoever began the first one goes on without it; from now on others for that pod do not even wait
-//	350 ms  the second one would have waited long enough; since 250 ms nobody waits
 //	30 s    the task ends: the next one has its turn
 //
 // Its zero value is ready.
